@@ -1,0 +1,1 @@
+"""What is stored: containers, encodings and the checkpoints they are compiled from."""
