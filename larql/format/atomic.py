@@ -1,0 +1,187 @@
+"""Output directories that appear whole or not at all.
+
+A directory is written beside its final place under a temporary name, synced, and renamed. Where
+one stands there already the two are exchanged in one step where the system can, else the old one
+is moved aside first and :func:`recover` puts it back if the process died in between.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+import secrets
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from larql.errors import LarqlError, OutputError
+
+__all__ = ["explain_os_error", "recover", "write_directory", "write_file"]
+
+_AT_FDCWD = -100
+_RENAME_EXCHANGE = 2
+
+
+def explain_os_error(error: OSError, path: Path) -> OutputError:
+    """Return the one-line refusal for an operating system error on an output path."""
+    reasons = {
+        errno.ENOSPC: "the disk is full; free some space and run again",
+        errno.EDQUOT: "the disk quota is used up; free some space and run again",
+        errno.EFBIG: "the file would exceed the allowed file size; raise the limit (ulimit -f)",
+        errno.EACCES: "permission denied; choose a place you may write to",
+        errno.EPERM: "the system does not permit it; choose a place you may write to",
+        errno.EROFS: "the file system is read-only; choose another place",
+        errno.ENOENT: "its parent directory does not exist; create it first",
+        errno.ENOTDIR: "its parent is not a directory; choose another place",
+        errno.ENAMETOOLONG: "the name is too long for the file system",
+    }
+    reason = reasons.get(error.errno or 0, error.strerror or str(error))
+    return OutputError(f"{path}: cannot write: {reason}")
+
+
+def _sibling(path: Path, kind: str) -> Path:
+    return path.with_name(f".{path.name}.{kind}-{secrets.token_hex(6)}")
+
+
+def _sync_directory(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _exchange(first: Path, second: Path) -> bool:
+    """Swap two paths in one step; False where the system or file system cannot."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    try:
+        renameat2 = libc.renameat2
+    except AttributeError:
+        return False
+    result = renameat2(
+        _AT_FDCWD, os.fsencode(first), _AT_FDCWD, os.fsencode(second), _RENAME_EXCHANGE
+    )
+    return int(result) == 0
+
+
+def recover(path: Path) -> None:
+    """Put back a directory that a killed replacement left moved aside, if ``path`` is missing."""
+    if path.exists():
+        return
+    for aside in sorted(path.parent.glob(f".{path.name}.old-*")):
+        aside.rename(path)
+        return
+
+
+@contextmanager
+def write_directory(
+    path: Path, *, force: bool, replaceable: Callable[[Path], bool]
+) -> Iterator[Path]:
+    """Yield a temporary directory that becomes ``path`` if the body completes.
+
+    Parameters
+    ----------
+    path : Path
+        Final place. Its parent must exist.
+    force : bool
+        Whether an existing ``path`` may be replaced.
+    replaceable : callable
+        Says of an existing directory whether it is of the kind that ``force`` may replace; an
+        empty directory always is.
+
+    Raises
+    ------
+    OutputError
+        If the path exists and must not be replaced, or cannot be written.
+    """
+    path = Path(os.path.abspath(path))  # noqa: PTH100 - a symlink at the end must stay one
+    check_output(path, force=force, replaceable=replaceable)
+    temporary = _sibling(path, "tmp")
+    try:
+        temporary.mkdir()
+    except OSError as error:
+        raise explain_os_error(error, path) from None
+    try:
+        yield temporary
+        for file in temporary.rglob("*"):
+            if file.is_dir():
+                _sync_directory(file)
+        _sync_directory(temporary)
+        _install(temporary, path)
+    except OSError as error:
+        raise explain_os_error(error, path) from error
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
+def check_output(path: Path, *, force: bool, replaceable: Callable[[Path], bool]) -> None:
+    """Refuse an output path before any work is done.
+
+    Raises
+    ------
+    OutputError
+        If ``path`` exists without ``force``, or is something that must not be replaced.
+    """
+    try:
+        recover(path)
+        exists = path.exists() or path.is_symlink()
+        empty = path.is_dir() and not any(path.iterdir())
+    except OSError as error:
+        raise explain_os_error(error, path) from None
+    if not exists or empty:
+        return
+    if path.is_symlink() or not path.is_dir() or not replaceable(path):
+        raise OutputError(
+            f"{path}: exists and is not a container; it will not be replaced, choose another path"
+        )
+    if not force:
+        raise OutputError(f"{path}: exists; give --force to replace it, or choose another path")
+
+
+def _install(temporary: Path, path: Path) -> None:
+    if path.exists():
+        if not _exchange(temporary, path):
+            aside = _sibling(path, "old")
+            path.rename(aside)
+            temporary.rename(path)
+            shutil.rmtree(aside, ignore_errors=True)
+    else:
+        temporary.rename(path)
+    _sync_directory(path.parent)
+
+
+@contextmanager
+def write_file(path: Path) -> Iterator[Path]:
+    """Yield a temporary file name that becomes ``path`` if the body completes.
+
+    An existing file is replaced in one step. Special files (a pipe, ``/dev/stdout``) are written
+    to as they are.
+
+    Raises
+    ------
+    OutputError
+        If the path cannot be written.
+    """
+    if path.exists() and not path.is_file():
+        if path.is_dir():
+            raise OutputError(f"{path}: is a directory; expected a file name")
+        yield path
+        return
+    temporary = _sibling(path, "tmp")
+    try:
+        yield temporary
+        descriptor = os.open(temporary, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+        temporary.replace(path)
+        _sync_directory(path.parent)
+    except LarqlError:
+        raise
+    except OSError as error:
+        raise explain_os_error(error, path) from error
+    finally:
+        temporary.unlink(missing_ok=True)

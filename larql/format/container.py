@@ -1,0 +1,211 @@
+"""A VINDEX3 container: opened from headers only, verified file by file and operand by operand."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+from larql.errors import ContainerError, LarqlError, UsageError
+from larql.format.atomic import recover
+from larql.format.closure import Defect, check_closure
+from larql.format.generation import Generation, generation_of
+from larql.format.graph import Component, Graph
+from larql.format.graph_json import graph_from_json
+from larql.format.index import (
+    INDEX_NAME,
+    Index,
+    Representation,
+    index_from_json,
+    load_json,
+    read_index_document,
+)
+from larql.format.progress import Progress
+from larql.format.segment import Segment, hash_file
+
+__all__ = ["Container", "EncodingShare", "is_container", "verify_container"]
+
+
+def is_container(directory: Path) -> bool:
+    """Return whether a directory has an index of a schema that this build knows."""
+    try:
+        read_index_document(directory)
+    except LarqlError:
+        return False
+    return True
+
+
+@dataclass(frozen=True)
+class EncodingShare:
+    """How much of a container is stored in one encoding."""
+
+    encoding: str
+    tensors: int
+    elements: int
+    nbytes: int
+
+
+class Container:
+    """A container directory whose index has been read; nothing else has.
+
+    Parameters
+    ----------
+    path : Path
+        The directory.
+
+    Raises
+    ------
+    ContainerError, GenerationError, UnsupportedRefusal
+        If the index is missing, malformed, of another generation or newer than this build.
+    """
+
+    def __init__(self, path: Path) -> None:
+        recover(path)
+        if not path.is_dir():
+            raise ContainerError(f"{path}: is not a directory; expected a container")
+        self.path = path
+        _schema, document = read_index_document(path)
+        self.index: Index = index_from_json(document, str(path / INDEX_NAME))
+        self._segments: dict[str, Segment] = {}
+
+    @property
+    def generation(self) -> Generation:
+        """The generation of the container's schema version."""
+        return generation_of(self.index.schema)
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """The sha256 of ``index.json``, which names every other file by its hash."""
+        return hashlib.sha256((self.path / INDEX_NAME).read_bytes()).hexdigest()
+
+    @cached_property
+    def graph(self) -> Graph:
+        """The system graph.
+
+        Raises
+        ------
+        ContainerError, UnsupportedRefusal
+            If it is missing, malformed or newer than this build.
+        """
+        if self.index.system_graph is None:
+            raise ContainerError(f"{self.path}: has no system graph; it cannot be executed")
+        path = self.path / self.index.system_graph
+        return graph_from_json(load_json(path), str(path))
+
+    def component(self, name: str) -> Component:
+        """Return a component by id.
+
+        Raises
+        ------
+        UsageError
+            If the container has no such component.
+        """
+        for component in self.graph.components:
+            if component.id == name:
+                return component
+        known = ", ".join(component.id for component in self.graph.components)
+        raise UsageError(f"{self.path}: no component {name!r}; it has {known}")
+
+    @cached_property
+    def operands(self) -> Mapping[str, Representation]:
+        """The representation that serves each operand when none is asked for by name."""
+        return self.index.by_operand()
+
+    def segment(self, name: str) -> Segment:
+        """Open a segment by the name under which the index lists it.
+
+        Raises
+        ------
+        ContainerError
+            If the file is missing or malformed.
+        """
+        if name not in self._segments:
+            self._segments[name] = Segment(self.path / name)
+        return self._segments[name]
+
+    def text_files(self) -> dict[str, Path]:
+        """Return the container's files outside segments, graph and manifest, by name."""
+        own = {self.index.system_graph, self.index.moe_manifest, *self.index.segments}
+        return {name: self.path / name for name in self.index.files if name not in own}
+
+    def census(self) -> tuple[EncodingShare, ...]:
+        """Return what is stored in each encoding, largest share of elements first."""
+        shares: dict[str, list[int]] = {}
+        for representation in self.index.representations.values():
+            share = shares.setdefault(representation.encoding.name, [0, 0, 0])
+            share[0] += 1
+            share[1] += representation.elements
+            share[2] += representation.nbytes
+        ordered = sorted(shares.items(), key=lambda item: (-item[1][1], item[0]))
+        return tuple(EncodingShare(name, *share) for name, share in ordered)
+
+
+def verify_container(container: Container, progress: Progress) -> list[Defect]:
+    """Check every hash of a container, and whether its operands will bind.
+
+    Nothing is executed. Defects come in canonical order: files by name, then operands in
+    execution order.
+
+    Returns
+    -------
+    list of Defect
+        Empty if the container is whole.
+    """
+    index = container.index
+    defects = list(_verify_files(container, progress))
+    if index.system_graph is None:
+        return defects
+    try:
+        graph = container.graph
+    except LarqlError as error:
+        return [*defects, Defect("system graph", str(error))]
+    for component in graph.components:
+        if component.id not in index.components:
+            defects.append(Defect(component.id, "component is not listed in the index"))
+        defects.extend(check_closure(component, container.operands))
+    for name in index.components:
+        if name not in {component.id for component in graph.components}:
+            defects.append(Defect(name, "component is listed in the index but not in the graph"))
+    damaged = {defect.where for defect in defects}
+    for representation in index.representations.values():
+        defect = _verify_representation(container, representation)
+        if defect is not None and representation.segment not in damaged:
+            defects.append(defect)
+    return defects
+
+
+def _verify_files(container: Container, progress: Progress) -> Iterator[Defect]:
+    index = container.index
+    for name in sorted(set(index.segments) | {r.segment for r in index.representations.values()}):
+        if name not in index.files:
+            yield Defect(name, "segment is not listed in `files`, so nothing vouches for it")
+        elif name in index.segments and index.segments[name] != index.files[name]:
+            yield Defect(name, "`segments` and `files` state different sizes or hashes")
+    if index.system_graph is not None and index.system_graph not in index.files:
+        yield Defect(index.system_graph, "graph is not listed in `files`")
+    progress.start("verify", sum(entry.size for entry in index.files.values()))
+    for name in sorted(index.files):
+        entry = index.files[name]
+        try:
+            found = hash_file(container.path / name)
+        except ContainerError as error:
+            yield Defect(name, str(error).removeprefix(f"{container.path / name}: "))
+            continue
+        if found.size != entry.size:
+            yield Defect(name, f"is {found.size} bytes, expected {entry.size}")
+        elif found.sha256 != entry.sha256:
+            yield Defect(name, f"sha256 is {found.sha256}, expected {entry.sha256}")
+        progress.advance(entry.size)
+    progress.finish()
+
+
+def _verify_representation(container: Container, value: Representation) -> Defect | None:
+    try:
+        segment = container.segment(value.segment)
+        segment.check(value.tensor, value.encoding, value.shape)
+    except LarqlError as error:
+        text = str(error).removeprefix(f"{container.path}/")
+        return Defect(value.segment, f"operand {value.operand}: {text}")
+    return None

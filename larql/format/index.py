@@ -1,0 +1,431 @@
+"""``index.json`` of a VINDEX3 container: the only root, from which everything else is named.
+
+It holds no time, host or path, so that extracting twice gives identical bytes; its own sha256 is
+the container's fingerprint. Fields this build does not know are ignored and kept on rewrite.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+from larql.errors import ContainerError, UnsupportedRefusal
+from larql.format.encoding import ENCODINGS, Encoding
+from larql.format.generation import (
+    Generation,
+    SchemaVersion,
+    parse_schema_version,
+    require_generation,
+)
+from larql.format.names import check_relative_name
+
+__all__ = [
+    "INDEX_NAME",
+    "FileEntry",
+    "Index",
+    "Representation",
+    "SourceBinding",
+    "dump_json",
+    "index_from_json",
+    "index_to_json",
+    "load_json",
+    "read_index_document",
+]
+
+INDEX_NAME = "index.json"
+MAX_JSON_BYTES = 256 << 20
+
+Fidelity = Literal[
+    "source-exact",
+    "source-equivalent",
+    "numerically-approximate",
+    "structurally-approximate",
+    "analysis-only",
+]
+_FIDELITIES = (
+    "source-exact",
+    "source-equivalent",
+    "numerically-approximate",
+    "structurally-approximate",
+    "analysis-only",
+)
+_KNOWN_FIELDS = (
+    "version",
+    "model",
+    "family",
+    "hidden_size",
+    "num_layers",
+    "components",
+    "system_graph",
+    "moe_manifest",
+    "source",
+    "text",
+    "objects",
+    "representations",
+    "precision_map",
+    "profiles",
+    "variants",
+    "authority",
+    "derived_from_model",
+    "notes",
+    "segments",
+    "files",
+)
+
+
+@dataclass(frozen=True)
+class SourceBinding:
+    """Where a representation's bytes came from.
+
+    Attributes
+    ----------
+    tensor : str
+        The checkpoint's own name.
+    encoding : str
+        Encoding of the tensor in the checkpoint.
+    sha256 : str
+        Of the tensor's bytes in the checkpoint.
+    """
+
+    tensor: str
+    encoding: str
+    sha256: str
+
+
+@dataclass(frozen=True)
+class Representation:
+    """One stored encoding of one operand."""
+
+    id: str
+    operand: str
+    encoding: Encoding
+    fidelity: str
+    shape: tuple[int, ...]
+    segment: str
+    tensor: str
+    source: SourceBinding
+    requested: str | None = None
+
+    @property
+    def nbytes(self) -> int:
+        """Stored size in bytes."""
+        return self.encoding.nbytes(self.shape)
+
+    @property
+    def elements(self) -> int:
+        """Number of logical elements."""
+        count = 1
+        for extent in self.shape:
+            count *= extent
+        return count
+
+
+@dataclass(frozen=True)
+class FileEntry:
+    """Size in bytes and sha256 of one file of the container."""
+
+    size: int
+    sha256: str
+
+
+@dataclass(frozen=True)
+class Index:
+    """The content of ``index.json``, typed; ``extra`` keeps fields this build does not know."""
+
+    schema: SchemaVersion
+    model: str
+    family: str
+    hidden_size: int
+    num_layers: int
+    components: tuple[str, ...]
+    system_graph: str | None
+    moe_manifest: str | None
+    source: Mapping[str, object]
+    text: Mapping[str, object]
+    objects: Mapping[str, object]
+    representations: Mapping[str, Representation]
+    precision_map: Mapping[str, object]
+    authority: str
+    notes: tuple[str, ...]
+    segments: Mapping[str, FileEntry]
+    files: Mapping[str, FileEntry]
+    profiles: Mapping[str, object] = field(default_factory=dict)
+    variants: Mapping[str, object] = field(default_factory=dict)
+    derived_from_model: str | None = None
+    extra: Mapping[str, object] = field(default_factory=dict)
+
+    def by_operand(self) -> dict[str, Representation]:
+        """Return the representation bound to each operand when none is asked for by name."""
+        bound: dict[str, Representation] = {}
+        for representation in self.representations.values():
+            bound.setdefault(representation.operand, representation)
+        return bound
+
+
+def dump_json(document: object) -> bytes:
+    """Serialise a document the one way containers do: UTF-8, one space of indent, final newline."""
+    text = json.dumps(document, ensure_ascii=False, indent=1, allow_nan=False)
+    return (text + "\n").encode()
+
+
+def load_json(path: Path) -> object:
+    """Read a JSON file of a container.
+
+    Raises
+    ------
+    ContainerError
+        If it is missing, unreadable, absurdly large, not UTF-8, not JSON, or has a key twice.
+    """
+
+    def unique(pairs: list[tuple[str, object]]) -> dict[str, object]:
+        document = dict(pairs)
+        if len(document) != len(pairs):
+            seen: set[str] = set()
+            twice = next(key for key, _ in pairs if key in seen or seen.add(key))  # type: ignore[func-returns-value]
+            raise ContainerError(f"{path}: key {twice!r} appears twice in one object")
+        return document
+
+    def constant(name: str) -> object:
+        raise ContainerError(f"{path}: {name} is not JSON")
+
+    try:
+        size = path.stat().st_size
+        if size > MAX_JSON_BYTES:
+            raise ContainerError(
+                f"{path}: {size} bytes, more than the {MAX_JSON_BYTES} that this file may have"
+            )
+        return json.loads(
+            path.read_bytes().decode(), object_pairs_hook=unique, parse_constant=constant
+        )
+    except FileNotFoundError:
+        raise ContainerError(f"{path}: missing") from None
+    except OSError as error:
+        raise ContainerError(f"{path}: {error.strerror}") from None
+    except (UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
+        raise ContainerError(f"{path}: not valid JSON ({error})") from None
+
+
+def read_index_document(directory: Path) -> tuple[SchemaVersion, dict[str, object]]:
+    """Read a directory's ``index.json`` far enough to know its schema version.
+
+    Raises
+    ------
+    ContainerError, GenerationError
+        If it is not JSON, not an object, or of an unknown schema version.
+    """
+    path = directory / INDEX_NAME
+    document = load_json(path)
+    if not isinstance(document, dict):
+        raise ContainerError(f"{path}: expected a JSON object")
+    return parse_schema_version(document.get("version"), str(path)), document
+
+
+def index_to_json(index: Index) -> dict[str, object]:
+    """Return the JSON document of an index."""
+    document: dict[str, object] = {
+        "version": index.schema.number,
+        "model": index.model,
+        "family": index.family,
+        "hidden_size": index.hidden_size,
+        "num_layers": index.num_layers,
+        "components": list(index.components),
+        "system_graph": index.system_graph,
+        "moe_manifest": index.moe_manifest,
+        "source": dict(index.source),
+        "text": dict(index.text),
+        "objects": dict(index.objects),
+        "representations": {
+            key: _representation_json(value) for key, value in index.representations.items()
+        },
+        "precision_map": dict(index.precision_map),
+        "profiles": dict(index.profiles),
+        "variants": dict(index.variants),
+        "authority": index.authority,
+        "derived_from_model": index.derived_from_model,
+        "notes": list(index.notes),
+        "segments": {
+            name: {"schema": "safetensors", "size": entry.size, "sha256": entry.sha256}
+            for name, entry in index.segments.items()
+        },
+        "files": {
+            name: {"size": entry.size, "sha256": entry.sha256}
+            for name, entry in index.files.items()
+        },
+    }
+    document.update(index.extra)
+    return document
+
+
+def _representation_json(value: Representation) -> dict[str, object]:
+    document: dict[str, object] = {
+        "operand": value.operand,
+        "encoding": value.encoding.name,
+        "fidelity": value.fidelity,
+        "shape": list(value.shape),
+        "segment": value.segment,
+        "tensor": value.tensor,
+        "source": {
+            "tensor": value.source.tensor,
+            "encoding": value.source.encoding,
+            "sha256": value.source.sha256,
+        },
+    }
+    if value.requested is not None:
+        document["requested"] = value.requested
+    return document
+
+
+class _Reader:
+    """Typed access to one JSON object; every refusal names file, path and type."""
+
+    def __init__(self, document: object, path: str, where: str) -> None:
+        self.path = path
+        self.where = where
+        if not isinstance(document, dict):
+            raise ContainerError(f"{where}: {path or 'the document'} is not a JSON object")
+        self.document: dict[str, object] = document
+
+    def fail(self, key: str, expected: str) -> ContainerError:
+        found = self.document.get(key)
+        shown = "missing" if key not in self.document else f"{found!r:.60}"
+        name = f"{self.path}.{key}" if self.path else key
+        return ContainerError(f"{self.where}: `{name}` is {shown}, expected {expected}")
+
+    def text(self, key: str) -> str:
+        value = self.document.get(key)
+        if not isinstance(value, str):
+            raise self.fail(key, "a string")
+        return value
+
+    def optional_text(self, key: str) -> str | None:
+        return None if self.document.get(key) is None else self.text(key)
+
+    def count(self, key: str) -> int:
+        value = self.document.get(key)
+        if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+            raise self.fail(key, "a count")
+        return value
+
+    def mapping(self, key: str) -> dict[str, object]:
+        value = self.document.get(key)
+        if not isinstance(value, dict):
+            raise self.fail(key, "an object")
+        return value
+
+    def optional_object(self, key: str) -> dict[str, object]:
+        return {} if self.document.get(key) is None else self.mapping(key)
+
+    def texts(self, key: str) -> tuple[str, ...]:
+        value = self.document.get(key)
+        if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
+            raise self.fail(key, "an array of strings")
+        return tuple(value)
+
+    def child(self, key: str) -> _Reader:
+        name = f"{self.path}.{key}" if self.path else key
+        return _Reader(self.document.get(key), name, self.where)
+
+    def file_name(self, key: str) -> str:
+        return check_relative_name(self.document.get(key), f"{self.where}: {key}", ContainerError)
+
+    def sha256(self, key: str) -> str:
+        value = self.text(key)
+        if len(value) != 64 or set(value) - set("0123456789abcdef"):
+            raise self.fail(key, "64 hexadecimal digits")
+        return value
+
+
+def index_from_json(document: Mapping[str, object], where: str) -> Index:
+    """Read a VINDEX3 index document.
+
+    Raises
+    ------
+    GenerationError
+        If the schema version is unknown or belongs to VINDEX2.
+    UnsupportedRefusal
+        If a representation has an encoding that this build does not know.
+    ContainerError
+        If a field is missing, of the wrong type, or names a file outside the container.
+    """
+    schema = parse_schema_version(document.get("version"), where)
+    require_generation(schema, Generation.VINDEX3, where)
+    top = _Reader(document, "", where)
+    graph = None if document.get("system_graph") is None else top.file_name("system_graph")
+    manifest = None if document.get("moe_manifest") is None else top.file_name("moe_manifest")
+    if graph is None and manifest is None:
+        raise ContainerError(f"{where}: neither `system_graph` nor `moe_manifest` is present")
+    files = _files(top, "files")
+    segments = _files(top, "segments")
+    representations = {
+        key: _representation(key, _Reader(value, f"representations.{key}", where))
+        for key, value in top.mapping("representations").items()
+    }
+    notes = top.texts("notes") if "notes" in document else ()
+    return Index(
+        schema=schema,
+        model=top.text("model"),
+        family=top.text("family"),
+        hidden_size=top.count("hidden_size"),
+        num_layers=top.count("num_layers"),
+        components=top.texts("components"),
+        system_graph=graph,
+        moe_manifest=manifest,
+        source=top.optional_object("source"),
+        text=top.optional_object("text"),
+        objects=top.optional_object("objects"),
+        representations=representations,
+        precision_map=top.optional_object("precision_map"),
+        authority=top.text("authority"),
+        notes=notes,
+        segments=segments,
+        files=files,
+        profiles=top.optional_object("profiles"),
+        variants=top.optional_object("variants"),
+        derived_from_model=top.optional_text("derived_from_model"),
+        extra={key: value for key, value in document.items() if key not in _KNOWN_FIELDS},
+    )
+
+
+def _files(top: _Reader, key: str) -> dict[str, FileEntry]:
+    entries = {}
+    parent = top.child(key)
+    for name in parent.document:
+        check_relative_name(name, f"{top.where}: {key}", ContainerError)
+        entry = parent.child(name)
+        entries[name] = FileEntry(entry.count("size"), entry.sha256("sha256"))
+    return entries
+
+
+def _representation(key: str, reader: _Reader) -> Representation:
+    name = reader.text("encoding")
+    if name not in ENCODINGS:
+        raise UnsupportedRefusal(
+            f"{reader.where}: {reader.path} has encoding {name!r}, unknown to this build"
+        )
+    fidelity = reader.text("fidelity")
+    if fidelity not in _FIDELITIES:
+        raise reader.fail("fidelity", " or ".join(_FIDELITIES))
+    shape = reader.document.get("shape")
+    if (
+        not isinstance(shape, list)
+        or not shape
+        or not all(type(extent) is int and 0 < extent < 1 << 48 for extent in shape)
+    ):
+        raise reader.fail("shape", "an array of positive integers")
+    source = reader.child("source")
+    return Representation(
+        id=key,
+        operand=reader.text("operand"),
+        encoding=ENCODINGS[name],
+        fidelity=fidelity,
+        shape=tuple(shape),
+        segment=reader.file_name("segment"),
+        tensor=reader.text("tensor"),
+        source=SourceBinding(
+            source.text("tensor"), source.text("encoding"), source.sha256("sha256")
+        ),
+        requested=reader.optional_text("requested"),
+    )

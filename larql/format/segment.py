@@ -1,0 +1,196 @@
+"""One segment: a safetensors file that holds the tensors of one logical object.
+
+Block-quantised tensors are kept as their stored bytes, dtype U8 and shape ``[rows, row bytes]``;
+encoding and logical shape are facts of the index.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import mmap
+import os
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from larql.errors import ContainerError
+from larql.format.encoding import Encoding
+from larql.format.index import FileEntry
+from larql.format.safetensors_header import (
+    Header,
+    contiguous_entries,
+    parse_header,
+    serialize_header,
+)
+from larql.format.untrusted import open_regular
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
+__all__ = ["Segment", "SegmentTensor", "hash_file", "stored_shape", "write_segment", "write_stream"]
+
+_CHUNK = 8 << 20
+
+
+@dataclass(frozen=True)
+class SegmentTensor:
+    """A tensor to be written: its name, encoding, logical shape and a source of stored bytes."""
+
+    name: str
+    encoding: Encoding
+    shape: tuple[int, ...]
+    chunks: Iterable[bytes]
+
+
+def stored_shape(encoding: Encoding, shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Return the shape under which a tensor stands in a segment's header."""
+    if encoding.safetensors_dtype != "U8":
+        return shape
+    return (*shape[:-1], encoding.row_bytes(shape[-1]))
+
+
+def write_stream(path: Path, chunks: Iterable[bytes]) -> FileEntry:
+    """Write and sync a file chunk by chunk, hashing on the way.
+
+    Returns
+    -------
+    FileEntry
+        Size and sha256 of what was written.
+    """
+    digest = hashlib.sha256()
+    size = 0
+    with path.open("wb") as stream:
+        for chunk in chunks:
+            stream.write(chunk)
+            digest.update(chunk)
+            size += len(chunk)
+        stream.flush()
+        os.fsync(stream.fileno())
+    return FileEntry(size, digest.hexdigest())
+
+
+def write_segment(path: Path, tensors: Iterable[SegmentTensor]) -> FileEntry:
+    """Write a segment without holding a whole tensor.
+
+    Raises
+    ------
+    ContainerError
+        If a tensor's chunks are not as long as its encoding and shape say.
+    """
+    listed = list(tensors)
+    entries = contiguous_entries(
+        (t.name, t.encoding.safetensors_dtype, stored_shape(t.encoding, t.shape)) for t in listed
+    )
+
+    def stream() -> Iterator[bytes]:
+        yield serialize_header(entries)
+        for tensor in listed:
+            expected = tensor.encoding.nbytes(tensor.shape)
+            written = 0
+            for chunk in tensor.chunks:
+                written += len(chunk)
+                yield chunk
+            if written != expected:
+                raise ContainerError(
+                    f"{path.name}: tensor {tensor.name} gave {written} bytes, expected {expected}"
+                )
+
+    return write_stream(path, stream())
+
+
+def hash_file(path: Path) -> FileEntry:
+    """Return size and sha256 of a file, read in chunks.
+
+    Raises
+    ------
+    ContainerError
+        If it is missing, not a regular file or unreadable.
+    """
+    digest = hashlib.sha256()
+    size = 0
+    with open_regular(path, ContainerError) as (descriptor, _status):
+        while chunk := os.pread(descriptor, _CHUNK, size):
+            digest.update(chunk)
+            size += len(chunk)
+    return FileEntry(size, digest.hexdigest())
+
+
+class Segment:
+    """A segment opened for reading: its header is parsed, its payload mapped on first use.
+
+    Parameters
+    ----------
+    path : Path
+        The file.
+
+    Raises
+    ------
+    ContainerError
+        If the file is missing or is not a well-formed safetensors file.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        with open_regular(path, ContainerError) as (descriptor, status):
+            self.size = status.st_size
+            self.header: Header = parse_header(
+                descriptor, status.st_size, str(path), ContainerError
+            )
+        self._map: mmap.mmap | None = None
+
+    @property
+    def header_bytes(self) -> int:
+        """Bytes that stand before the first tensor."""
+        return self.header.data_start
+
+    def check(self, name: str, encoding: Encoding, shape: tuple[int, ...]) -> None:
+        """Refuse a tensor that is not stored as the index says.
+
+        Raises
+        ------
+        ContainerError
+            If the tensor is missing, or has another dtype or stored shape.
+        """
+        entry = self.header.entries.get(name)
+        if entry is None:
+            raise ContainerError(f"{self.path}: tensor {name} is missing from the segment")
+        expected = (encoding.safetensors_dtype, stored_shape(encoding, shape))
+        if (entry.dtype, entry.shape) != expected:
+            raise ContainerError(
+                f"{self.path}: tensor {name} is stored as {entry.dtype} {list(entry.shape)}, "
+                f"expected {expected[0]} {list(expected[1])} for {encoding.name}"
+            )
+
+    def bytes_of(self, name: str) -> npt.NDArray[np.uint8]:
+        """Return a tensor's stored bytes as a read-only mapped view of shape ``[nbytes]``."""
+        import numpy as np
+
+        entry = self.header.entries[name]
+        if entry.end == entry.begin:
+            return np.empty(0, dtype=np.uint8)
+        if self._map is None:
+            with open_regular(self.path, ContainerError) as (descriptor, status):
+                if status.st_size != self.size:
+                    raise ContainerError(f"{self.path}: changed size while it was open")
+                self._map = mmap.mmap(descriptor, 0, access=mmap.ACCESS_READ)
+        return np.frombuffer(
+            self._map,
+            dtype=np.uint8,
+            count=entry.end - entry.begin,
+            offset=self.header.data_start + entry.begin,
+        )
+
+    def chunks(self, name: str) -> Iterator[bytes]:
+        """Yield a tensor's stored bytes in pieces, without mapping them."""
+        entry = self.header.entries[name]
+        position = self.header.data_start + entry.begin
+        end = self.header.data_start + entry.end
+        with open_regular(self.path, ContainerError) as (descriptor, _status):
+            while position < end:
+                chunk = os.pread(descriptor, min(_CHUNK, end - position), position)
+                if not chunk:
+                    raise ContainerError(f"{self.path}: tensor {name} ends early at {position}")
+                position += len(chunk)
+                yield chunk
