@@ -1,0 +1,1 @@
+"""Checkpoint readers, and the compiler that turns a checkpoint into a container."""

@@ -1,0 +1,10 @@
+"""One small file per model family; only here does a family's name mean anything."""
+
+from __future__ import annotations
+
+from larql.format.source.builder import Family
+from larql.format.source.families import gemma3, llama
+
+__all__ = ["FAMILIES"]
+
+FAMILIES: tuple[Family, ...] = (llama.FAMILY, gemma3.FAMILY)

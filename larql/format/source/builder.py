@@ -1,0 +1,322 @@
+"""What a family file works with: operands named on one side, checkpoint tensors on the other.
+
+A :class:`Builder` turns "the query projection of layer 7" into an operation that names its
+operand, and remembers which checkpoint tensor that operand is to be filled from.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+
+from larql.errors import CompileError
+from larql.format.graph import (
+    Activation,
+    Component,
+    DenseFfn,
+    Embed,
+    Head,
+    Linear,
+    Norm,
+    Rope,
+    SoftmaxAttention,
+)
+from larql.format.source.checkpoint import SourceTensor
+from larql.format.source.config import ConfigReader
+
+__all__ = ["Binding", "Builder", "Family", "HeadGeometry", "Naming"]
+
+
+@dataclass(frozen=True)
+class Naming:
+    """How a checkpoint names the parts of a decoder.
+
+    Attributes
+    ----------
+    parts : mapping
+        Part to template; ``{i}`` is the layer number. The suffix ``.weight`` or ``.bias`` is
+        added by whoever asks.
+    """
+
+    parts: Mapping[str, str]
+
+    def tensor(self, part: str, layer: int | None, suffix: str) -> str:
+        """Return the checkpoint's name of a part's tensor."""
+        return f"{self.parts[part].format(i=layer)}{suffix}"
+
+
+@dataclass(frozen=True)
+class HeadGeometry:
+    """Numbers of query and key/value heads, and the width of each."""
+
+    heads: int
+    kv_heads: int
+    head_dim: int
+
+
+@dataclass(frozen=True)
+class Binding:
+    """One operand and the checkpoint tensor that fills it."""
+
+    operand: str
+    source: SourceTensor
+
+    @property
+    def object(self) -> str:
+        """The logical object, e.g. ``target.layer.007``."""
+        return self.operand.split("/", 1)[0]
+
+    @property
+    def tensor(self) -> str:
+        """The tensor's name inside the object's segment."""
+        return self.operand.split("/", 1)[1]
+
+
+@dataclass(frozen=True)
+class Family:
+    """One model family: how its checkpoints are recognised and compiled.
+
+    Attributes
+    ----------
+    name : str
+        Recorded in the index as information; nothing reads it again.
+    model_types : tuple of str
+        ``model_type`` values of ``config.json``.
+    architectures : tuple of str
+        ``general.architecture`` values of GGUF files.
+    hugging_face, gguf : callable
+        ``compile(builder) -> Component`` for the two formats.
+    """
+
+    name: str
+    model_types: tuple[str, ...]
+    architectures: tuple[str, ...]
+    hugging_face: Callable[[Builder], Component]
+    gguf: Callable[[Builder], Component]
+
+
+class Builder:
+    """Collects bindings while a family describes its component.
+
+    Parameters
+    ----------
+    config : ConfigReader
+        The keys that describe the text model.
+    tensors : mapping
+        Tensors of the checkpoint by name.
+    same_bytes : callable
+        Whether two tensors hold equal bytes; used for a stored copy of a tied head.
+    naming : Naming
+        How the checkpoint names its tensors; a family replaces it where its names differ.
+    component : str
+        Id of the component being described.
+    """
+
+    def __init__(
+        self,
+        config: ConfigReader,
+        tensors: Mapping[str, SourceTensor],
+        same_bytes: Callable[[SourceTensor, SourceTensor], bool],
+        naming: Naming,
+        component: str = "target",
+    ) -> None:
+        self.config = config
+        self.tensors = tensors
+        self.naming = naming
+        self.component = component
+        self.notes: list[str] = []
+        self.bindings: dict[str, Binding] = {}
+        self.left: dict[str, str] = {}
+        self._same_bytes = same_bytes
+
+    @property
+    def where(self) -> str:
+        """The checkpoint, for error texts."""
+        return self.config.where
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Return a tensor's logical shape.
+
+        Raises
+        ------
+        CompileError
+            If the checkpoint has no such tensor.
+        """
+        if name not in self.tensors:
+            raise CompileError(f"{self.where}: tensor {name} is missing from the checkpoint")
+        return self.tensors[name].shape
+
+    def bind(self, object_kind: str, tensor: str, source: str, shape: tuple[int, ...]) -> str:
+        """Fill an operand from a checkpoint tensor of a known shape.
+
+        Returns
+        -------
+        str
+            The operand's name.
+
+        Raises
+        ------
+        CompileError
+            If the tensor is missing or has another shape.
+        """
+        found = self.shape(source)
+        if found != shape:
+            raise CompileError(
+                f"{self.where}: tensor {source} has shape {list(found)}, expected {list(shape)} "
+                f"from the configuration"
+            )
+        operand = f"{self.component}.{object_kind}/{tensor}"
+        self.bindings[operand] = Binding(operand, self.tensors[source])
+        return operand
+
+    def leave(self, names: Iterable[str], why: str) -> None:
+        """State that tensors are not part of the text model; they are named, not carried."""
+        for name in names:
+            self.left[name] = why
+
+    def linear(
+        self, part: str, layer: int, outputs: int, inputs: int, *, bias: bool | None
+    ) -> Linear:
+        """Describe a projection of a layer.
+
+        Parameters
+        ----------
+        part : str
+            E.g. ``attention.q``.
+        bias : bool or None
+            Whether it has a bias; None: it has one if the checkpoint carries one.
+        """
+        kind = f"layer.{layer:03d}"
+        weight = self.bind(
+            kind, f"{part}.weight", self.naming.tensor(part, layer, ".weight"), (outputs, inputs)
+        )
+        bias_name = self.naming.tensor(part, layer, ".bias")
+        bias_operand = None
+        if bias or (bias is None and bias_name in self.tensors):
+            bias_operand = self.bind(kind, f"{part}.bias", bias_name, (outputs,))
+        return Linear(weight=weight, outputs=outputs, inputs=inputs, bias=bias_operand)
+
+    def norm(self, part: str, layer: int | None, width: int, eps: float, offset: float) -> Norm:
+        """Describe an RMS norm with a stored weight."""
+        kind = "norms" if layer is None else f"layer.{layer:03d}"
+        weight = self.bind(
+            kind, f"{part}.weight", self.naming.tensor(part, layer, ".weight"), (width,)
+        )
+        return Norm(kind="rms", width=width, eps=eps, offset=offset, weight=weight)
+
+    def attention(
+        self,
+        layer: int,
+        hidden: int,
+        geometry: HeadGeometry,
+        *,
+        scale: float,
+        bias: bool | None,
+        rope: Rope | None,
+        qk_norm: tuple[float, float] | None = None,
+        window: int | None = None,
+        softcap: float | None = None,
+    ) -> SoftmaxAttention:
+        """Describe softmax attention with four separate projections.
+
+        Parameters
+        ----------
+        bias : bool or None
+            As in :meth:`linear`, for all four projections.
+        qk_norm : (float, float) or None
+            Epsilon and offset of the per-head norms of queries and keys.
+        """
+        heads, kv_heads, dim = geometry.heads, geometry.kv_heads, geometry.head_dim
+        norms = [
+            None if qk_norm is None else self.norm(part, layer, dim, *qk_norm)
+            for part in ("attention.q_norm", "attention.k_norm")
+        ]
+        return SoftmaxAttention(
+            heads=heads,
+            kv_heads=kv_heads,
+            key_dim=dim,
+            value_dim=dim,
+            scale=scale,
+            q=self.linear("attention.q", layer, heads * dim, hidden, bias=bias),
+            k=self.linear("attention.k", layer, kv_heads * dim, hidden, bias=bias),
+            v=self.linear("attention.v", layer, kv_heads * dim, hidden, bias=bias),
+            o=self.linear("attention.o", layer, hidden, heads * dim, bias=bias),
+            window=window,
+            softcap=softcap,
+            q_norm=norms[0],
+            k_norm=norms[1],
+            rope=rope,
+        )
+
+    def gated_ffn(
+        self, layer: int, hidden: int, width: int, activation: Activation, *, bias: bool | None
+    ) -> DenseFfn:
+        """Describe a gated FFN with three separate projections."""
+        return DenseFfn(
+            activation=activation,
+            gate=self.linear("ffn.gate", layer, width, hidden, bias=bias),
+            up=self.linear("ffn.up", layer, width, hidden, bias=bias),
+            down=self.linear("ffn.down", layer, hidden, width, bias=bias),
+        )
+
+    def embed(self, width: int, scale: float) -> Embed:
+        """Describe the embedding; the number of its rows is the vocabulary."""
+        name = self.naming.tensor("embedding", None, ".weight")
+        shape = self.shape(name)
+        vocab = self.config.count("vocab_size", shape[0])
+        weight = self.bind("embedding", "weight", name, (vocab, width))
+        return Embed(weight=weight, vocab=vocab, width=width, scale=scale)
+
+    def head(
+        self,
+        embed: Embed,
+        norm: Norm,
+        *,
+        tied: bool | None,
+        multiplier: float = 1.0,
+        softcap: float | None = None,
+    ) -> Head:
+        """Describe the output head, resolving whether it is the embedding.
+
+        Parameters
+        ----------
+        tied : bool or None
+            What the configuration states; None: tied if and only if no head is stored.
+
+        Raises
+        ------
+        CompileError
+            If the head is not tied and not stored.
+        """
+        name = self.naming.tensor("head", None, ".weight")
+        stored = self.tensors.get(name)
+        if tied is None:
+            tied = stored is None
+        weight = embed.weight
+        if stored is None and not tied:
+            raise CompileError(
+                f"{self.where}: tensor {name} is missing and the head is not tied to the embedding"
+            )
+        if stored is not None and tied:
+            if self._same_bytes(stored, self.bindings[embed.weight].source):
+                self.notes.append(
+                    f"{name} repeats the embedding, to which the head is tied; it is stored once"
+                )
+                self.leave([name], "repeats the embedding")
+            else:
+                tied = False
+                self.notes.append(
+                    f"warning: the head is declared tied, but {name} differs from the embedding; "
+                    f"the stored head is used"
+                )
+        if not tied:
+            weight = self.bind("output_head", "weight", name, (embed.vocab, embed.width))
+        return Head(
+            norm=norm,
+            weight=weight,
+            vocab=embed.vocab,
+            width=embed.width,
+            tied=tied,
+            multiplier=multiplier,
+            softcap=softcap,
+        )

@@ -1,0 +1,107 @@
+"""Proof that a container holds what a checkpoint holds: both ends are read and hashed again."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+
+from larql.errors import LarqlError
+from larql.format.closure import Defect
+from larql.format.container import Container
+from larql.format.index import Representation
+from larql.format.progress import Progress
+from larql.format.source.builder import Binding
+from larql.format.source.checkpoint import Checkpoint
+from larql.format.source.compiler import compile_checkpoint
+from larql.format.source.extract import graph_document
+from larql.format.source.recode import Recoding, stored_chunks
+
+__all__ = ["compare_with_source"]
+
+
+def compare_with_source(
+    container: Container, checkpoint: Checkpoint, progress: Progress
+) -> list[Defect]:
+    """Return every difference between a container and the checkpoint it claims to come from.
+
+    The checkpoint is compiled again and its graph compared; each tensor is hashed in the
+    checkpoint and against the bytes in the container. A tensor that was re-encoded is re-encoded
+    again and compared byte for byte.
+
+    Raises
+    ------
+    CompileError, SourceError
+        If the checkpoint cannot be read or judged.
+    """
+    compiled = compile_checkpoint(checkpoint)
+    defects = []
+    name = container.index.system_graph or "system_graph.json"
+    try:
+        stored = (container.path / name).read_bytes()
+    except OSError as error:
+        defects.append(Defect(name, error.strerror or "unreadable"))
+    else:
+        if stored != graph_document(compiled):
+            defects.append(Defect(name, "is not the graph that the source compiles to"))
+    representations = container.operands
+    progress.start("compare", sum(b.source.nbytes for b in compiled.bindings))
+    for binding in compiled.bindings:
+        representation = representations.get(binding.operand)
+        if representation is None:
+            defects.append(Defect(binding.operand, f"is missing; {binding.source.name} fills it"))
+        else:
+            defects.extend(_compare(container, checkpoint, binding, representation))
+        progress.advance(binding.source.nbytes)
+    progress.finish()
+    bound = {binding.operand for binding in compiled.bindings}
+    defects.extend(
+        Defect(operand, "has no counterpart in the source")
+        for operand in representations
+        if operand not in bound
+    )
+    return defects
+
+
+def _compare(
+    container: Container, checkpoint: Checkpoint, binding: Binding, stored: Representation
+) -> Iterator[Defect]:
+    source = binding.source
+    if stored.shape != source.shape:
+        yield Defect(
+            binding.operand,
+            f"has shape {list(stored.shape)}, {source.name} has {list(source.shape)}",
+        )
+        return
+    digest = hashlib.sha256()
+    for chunk in checkpoint.chunks(source.name):
+        digest.update(chunk)
+    if digest.hexdigest() != stored.source.sha256:
+        yield Defect(
+            binding.operand,
+            f"{source.name} has sha256 {digest.hexdigest()}, the index recorded "
+            f"{stored.source.sha256}",
+        )
+    verbatim = stored.encoding == source.encoding
+    if verbatim != (stored.fidelity == "source-exact"):
+        yield Defect(
+            binding.operand,
+            f"is {stored.encoding.name} from {source.encoding.name} and cannot be "
+            f"{stored.fidelity}",
+        )
+        return
+    try:
+        expected = digest
+        if not verbatim:
+            expected = hashlib.sha256()
+            for chunk in stored_chunks(checkpoint, binding, Recoding(stored.encoding, verbatim)):
+                expected.update(chunk)
+        segment = container.segment(stored.segment)
+        segment.check(stored.tensor, stored.encoding, stored.shape)
+        found = hashlib.sha256()
+        for chunk in segment.chunks(stored.tensor):
+            found.update(chunk)
+    except LarqlError as error:
+        yield Defect(stored.segment, str(error).removeprefix(f"{container.path}/"))
+        return
+    if expected.digest() != found.digest():
+        yield Defect(stored.segment, f"{stored.tensor} differs from {source.name} in the source")

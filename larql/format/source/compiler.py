@@ -1,0 +1,285 @@
+"""Checkpoint to system graph: families are judged here, and nowhere after.
+
+The compiler finds the family, lets it describe its component, and refuses whatever the family
+did not judge: a configuration key that may change the computation, a tensor that nothing reads.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import cast
+
+from larql.errors import CompileError
+from larql.format.closure import check_geometry
+from larql.format.graph import Component, Graph
+from larql.format.source.builder import Binding, Builder, Family
+from larql.format.source.checkpoint import Checkpoint, SourceTensor
+from larql.format.source.config import ConfigReader, KeyVerdict
+from larql.format.source.families import FAMILIES
+from larql.format.source.names import GGUF_NAMING, hugging_face_naming
+
+__all__ = ["Compiled", "compile_checkpoint"]
+
+_GGUF_BOOKKEEPING = ("general.", "tokenizer.", "quantize.", "split.", "imatrix.", "mradermacher.")
+_DERIVED_BUFFERS = re.compile(r"(^|\.)rotary_emb\.inv_freq$|(^|\.)masked_bias$")
+_VISION_KEYS = (
+    "vision_config",
+    "mm_tokens_per_image",
+    "image_token_index",
+    "image_token_id",
+    "boi_token_index",
+    "boi_token_id",
+    "eoi_token_index",
+    "eoi_token_id",
+    "video_token_id",
+)
+_VISION_TENSORS = (
+    "vision_tower.",
+    "multi_modal_projector.",
+    "model.vision_tower.",
+    "model.multi_modal_projector.",
+    "visual.",
+    "model.visual.",
+)
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """A checkpoint's meaning, before any tensor byte is copied.
+
+    Attributes
+    ----------
+    family : str
+        Name of the family, for information.
+    model : str
+        The model's own name.
+    graph : Graph
+    bindings : tuple of Binding
+        Which tensor fills which operand, in execution order.
+    left : mapping
+        Tensors that are not carried, and why.
+    keys : tuple of KeyVerdict
+        What became of each configuration key.
+    notes : tuple of str
+        What a user should know; those that begin with ``warning:`` deserve attention.
+    end_ids : tuple of int
+        End-of-text ids that the configuration declares.
+    licence : str or None
+        As the checkpoint states it.
+    """
+
+    family: str
+    model: str
+    graph: Graph
+    bindings: tuple[Binding, ...]
+    left: Mapping[str, str]
+    keys: tuple[KeyVerdict, ...]
+    notes: tuple[str, ...]
+    end_ids: tuple[int, ...]
+    licence: str | None
+
+
+def compile_checkpoint(checkpoint: Checkpoint) -> Compiled:
+    """Judge a checkpoint.
+
+    Raises
+    ------
+    CompileError
+        If the family is unknown, a key that may change the computation is not understood, a
+        tensor is missing, of another shape, or read by nothing.
+    SourceError
+        If the configuration cannot be read.
+    """
+    if checkpoint.format == "gguf":
+        return _compile_gguf(checkpoint)
+    return _compile_hugging_face(checkpoint)
+
+
+def _family(name: object, known: Iterable[tuple[str, Family]], where: str, key: str) -> Family:
+    table = dict(known)
+    if isinstance(name, str) and name in table:
+        return table[name]
+    raise CompileError(
+        f"{where}: `{key}` is {name!r}, a family this build does not compile "
+        f"({', '.join(sorted(table))})"
+    )
+
+
+def _compile_hugging_face(checkpoint: Checkpoint) -> Compiled:
+    where = str(checkpoint.root / "config.json")
+    root = ConfigReader(checkpoint.config, where)
+    family = _family(
+        checkpoint.config.get("model_type"),
+        ((name, family) for family in FAMILIES for name in family.model_types),
+        where,
+        "model_type",
+    )
+    inner = root.child("text_config")
+    if inner is not None:
+        root.irrelevant(*_VISION_KEYS)
+        for key in (
+            "architectures",
+            "model_type",
+            "torch_dtype",
+            "dtype",
+            "transformers_version",
+            "initializer_range",
+            "bos_token_id",
+            "eos_token_id",
+            "pad_token_id",
+            "_name_or_path",
+            "use_cache",
+        ):
+            root.irrelevant(key)
+        _same_in_both(root, inner, checkpoint.config, "tie_word_embeddings")
+    builder = Builder(
+        inner or root,
+        checkpoint.tensors,
+        _same_bytes(checkpoint),
+        hugging_face_naming("model.", "lm_head", {}),
+    )
+    component = family.hugging_face(builder)
+    builder.leave((n for n in checkpoint.tensors if _DERIVED_BUFFERS.search(n)), "a derived buffer")
+    if inner is not None:
+        builder.leave(
+            (n for n in checkpoint.tensors if n.startswith(_VISION_TENSORS)), "not the text model"
+        )
+    end_ids = _token_ids(checkpoint.config.get("eos_token_id"))
+    return _finish(
+        checkpoint,
+        family,
+        component,
+        builder,
+        root,
+        model=_own_name(checkpoint.config.get("_name_or_path")) or family.name,
+        end_ids=end_ids,
+        licence=_readme_licence(checkpoint.side_files.get("README.md")),
+    )
+
+
+def _own_name(value: object) -> str | None:
+    """Return what a checkpoint calls itself; the directory it happens to lie in is not a name."""
+    return value.rstrip("/").rsplit("/", 1)[-1] if isinstance(value, str) and value else None
+
+
+def _same_in_both(
+    root: ConfigReader, inner: ConfigReader, config: Mapping[str, object], key: str
+) -> None:
+    """Judge a key that nested checkpoints repeat outside the text model."""
+    outer = config.get(key)
+    nested = cast("Mapping[str, object]", config["text_config"]).get(key)
+    root.irrelevant(key)
+    if outer is not None and nested is not None and outer != nested:
+        raise root.contradiction(key, f"text_config.{key}", outer, nested)
+
+
+def _compile_gguf(checkpoint: Checkpoint) -> Compiled:
+    config = checkpoint.config
+    where = str(checkpoint.weight_files[0])
+    architecture = config.get("general.architecture")
+    family = _family(
+        architecture,
+        ((name, family) for family in FAMILIES for name in family.architectures),
+        where,
+        "general.architecture",
+    )
+    prefix = f"{architecture}."
+    for key in config:
+        if not key.startswith((prefix, *_GGUF_BOOKKEEPING)):
+            raise CompileError(
+                f"{where}: metadata key `{key}` is unknown to this build and may change what the "
+                f"model computes"
+            )
+    names = [key for key in config if key.startswith(prefix)]
+    reader = ConfigReader({key[len(prefix) :]: config[key] for key in names}, where, prefix)
+    builder = Builder(reader, checkpoint.tensors, _same_bytes(checkpoint), GGUF_NAMING)
+    component = family.gguf(builder)
+    end_ids = [
+        value
+        for key in ("eos_token_id", "eot_token_id", "eom_token_id")
+        for value in _token_ids(config.get(f"tokenizer.ggml.{key}"))
+    ]
+    name = config.get("general.name")
+    licence = config.get("general.license")
+    return _finish(
+        checkpoint,
+        family,
+        component,
+        builder,
+        reader,
+        model=name if isinstance(name, str) and name else family.name,
+        end_ids=tuple(dict.fromkeys(end_ids)),
+        licence=licence if isinstance(licence, str) else None,
+    )
+
+
+def _finish(
+    checkpoint: Checkpoint,
+    family: Family,
+    component: Component,
+    builder: Builder,
+    reader: ConfigReader,
+    *,
+    model: str,
+    end_ids: tuple[int, ...],
+    licence: str | None,
+) -> Compiled:
+    reader.finish()
+    bound = {binding.source.name for binding in builder.bindings.values()}
+    unread = [name for name in checkpoint.tensors if name not in bound | set(builder.left)]
+    if unread:
+        more = f" and {len(unread) - 1} more" if len(unread) > 1 else ""
+        raise CompileError(
+            f"{reader.where}: tensor {unread[0]}{more}: nothing in the {family.name} family reads "
+            f"it, so the model would not be computed as it was trained"
+        )
+    defects = check_geometry(component)
+    if defects:
+        raise CompileError(f"{reader.where}: {defects[0].line()}")
+    notes = list(builder.notes)
+    vision = sum(1 for why in builder.left.values() if why == "not the text model")
+    if vision:
+        notes.append(f"{vision} tensors outside the text model were left behind")
+    return Compiled(
+        family=family.name,
+        model=model,
+        graph=Graph(components=(component,)),
+        bindings=tuple(builder.bindings.values()),
+        left=dict(builder.left),
+        keys=tuple(reader.verdicts()),
+        notes=tuple(notes),
+        end_ids=end_ids,
+        licence=licence,
+    )
+
+
+def _token_ids(value: object) -> tuple[int, ...]:
+    values = value if isinstance(value, list | tuple) else [value]
+    return tuple(v for v in values if isinstance(v, int) and not isinstance(v, bool))
+
+
+def _same_bytes(checkpoint: Checkpoint) -> Callable[[SourceTensor, SourceTensor], bool]:
+    def same(first: SourceTensor, second: SourceTensor) -> bool:
+        if (first.shape, first.encoding) != (second.shape, second.encoding):
+            return False
+        pairs = zip(checkpoint.chunks(first.name), checkpoint.chunks(second.name), strict=True)
+        return all(a == b for a, b in pairs)
+
+    return same
+
+
+def _readme_licence(readme: Path | None) -> str | None:
+    """Return the ``license`` of a model card's front matter, if it has one."""
+    if readme is None:
+        return None
+    try:
+        with readme.open(encoding="utf-8", errors="replace") as stream:
+            head = stream.read(65536)
+    except OSError:
+        return None
+    match = re.match(r"---\r?\n(.*?)\r?\n---", head, re.DOTALL)
+    found = re.search(r"^license:\s*(\S+)\s*$", match.group(1), re.MULTILINE) if match else None
+    return found.group(1).strip("'\"") if found else None

@@ -1,0 +1,204 @@
+"""Reading a checkpoint's configuration so that no key that changes the computation is missed.
+
+A family takes the keys that it understands, names those that change nothing, and states which
+values of a key ask for nothing. What is left over after that is an error by name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from larql.errors import CompileError
+
+__all__ = ["ConfigReader", "KeyVerdict"]
+
+_MISSING = object()
+
+
+@dataclass(frozen=True)
+class KeyVerdict:
+    """What became of one configuration key: consumed, declared irrelevant, or blocking."""
+
+    key: str
+    verdict: Literal["consumed", "irrelevant", "blocking"]
+
+
+class ConfigReader:
+    """Typed access to a configuration mapping that remembers which keys were judged.
+
+    Parameters
+    ----------
+    config : mapping
+        Key to decoded value.
+    where : str
+        The file, for error texts.
+    prefix : str
+        Prepended to a key in error texts and in the verdicts.
+    """
+
+    def __init__(self, config: Mapping[str, object], where: str, prefix: str = "") -> None:
+        self._config = config
+        self.where = where
+        self._prefix = prefix
+        self._verdicts: dict[str, Literal["consumed", "irrelevant"]] = {}
+        self._children: dict[str, ConfigReader] = {}
+
+    def _fail(self, key: str, problem: str) -> CompileError:
+        return CompileError(f"{self.where}: `{self._prefix}{key}` {problem}")
+
+    def _take(self, key: str, default: object) -> object:
+        self._verdicts[key] = "consumed"
+        value = self._config.get(key)
+        if value is None:
+            if default is _MISSING:
+                raise self._fail(key, "is missing; the model cannot be judged without it")
+            return default
+        return value
+
+    def has(self, key: str) -> bool:
+        """Return whether a key is present with a value other than null."""
+        return self._config.get(key) is not None
+
+    def count(self, key: str, default: object = _MISSING, *, least: int = 1) -> int:
+        """Take an integer of at least ``least``; a float with an integer value is accepted."""
+        value = self._take(key, default)
+        if isinstance(value, float) and value.is_integer():
+            value = int(value)
+        if isinstance(value, bool) or not isinstance(value, int) or value < least:
+            raise self._fail(key, f"is {value!r}, expected an integer of at least {least}")
+        return value
+
+    def optional_count(self, key: str) -> int | None:
+        """Take a positive integer, or None where the key is absent or null."""
+        if not self.has(key):
+            self._note_absent(key)
+            return None
+        return self.count(key)
+
+    def _note_absent(self, key: str) -> None:
+        self._verdicts[key] = "consumed"
+
+    def number(self, key: str, default: object = _MISSING) -> float:
+        """Take a finite positive number."""
+        value = self._take(key, default)
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise self._fail(key, f"is {value!r}, expected a number")
+        if not 0 < value < float("inf"):
+            raise self._fail(key, f"is {value!r}, expected a finite number above 0")
+        return float(value)
+
+    def optional_number(self, key: str) -> float | None:
+        """Take a finite positive number, or None where the key is absent or null."""
+        if not self.has(key):
+            self._note_absent(key)
+            return None
+        return self.number(key)
+
+    def flag(self, key: str, default: object = _MISSING) -> bool:
+        """Take true or false."""
+        value = self._take(key, default)
+        if not isinstance(value, bool):
+            raise self._fail(key, f"is {value!r}, expected true or false")
+        return value
+
+    def text(self, key: str, default: object = _MISSING) -> str:
+        """Take a string."""
+        value = self._take(key, default)
+        if not isinstance(value, str):
+            raise self._fail(key, f"is {value!r}, expected a string")
+        return value
+
+    def choice(self, key: str, choices: Mapping[str, str], default: object = _MISSING) -> str:
+        """Take a string and translate it; one that is not among ``choices`` is refused by name."""
+        value = self.text(key, default)
+        if value not in choices:
+            known = ", ".join(sorted(choices))
+            raise self._fail(key, f"is {value!r}, which this build does not know ({known})")
+        return choices[value]
+
+    def texts(self, key: str) -> tuple[str, ...] | None:
+        """Take an array of strings, or None where the key is absent."""
+        if not self.has(key):
+            self._note_absent(key)
+            return None
+        value = self._take(key, _MISSING)
+        if not isinstance(value, list | tuple) or not all(isinstance(v, str) for v in value):
+            raise self._fail(key, "is not an array of strings")
+        return tuple(value)
+
+    def child(self, key: str) -> ConfigReader | None:
+        """Take a nested object as a reader of its own, or None where the key is absent."""
+        if not self.has(key):
+            self._note_absent(key)
+            return None
+        if key in self._children:
+            return self._children[key]
+        value = self._take(key, _MISSING)
+        if not isinstance(value, Mapping):
+            raise self._fail(key, f"is {value!r:.60}, expected an object")
+        reader = ConfigReader(value, self.where, f"{self._prefix}{key}.")
+        self._children[key] = reader
+        return reader
+
+    def irrelevant(self, *keys: str) -> None:
+        """State that keys do not change what the model computes."""
+        for key in keys:
+            self._verdicts.setdefault(key, "irrelevant")
+
+    def neutral(self, key: str, *values: object) -> None:
+        """State the only values of a key that ask for nothing; any other is refused by name."""
+        self._verdicts[key] = "consumed"
+        value = self._config.get(key)
+        if value is None:
+            return
+        if not any(type(value) is type(v) and value == v for v in values) and not (
+            isinstance(value, int | float)
+            and not isinstance(value, bool)
+            and any(value == v for v in values if not isinstance(v, bool))
+        ):
+            shown = " or ".join(repr(v) for v in values) or "null"
+            raise self._fail(
+                key, f"is {value!r:.60}, a computation this build does not compile (only {shown})"
+            )
+
+    def contradiction(self, first: str, second: str, a: object, b: object) -> CompileError:
+        """Return the error for two keys that state different values of one thing."""
+        return self._fail(first, f"is {a!r} but `{self._prefix}{second}` is {b!r}; they must agree")
+
+    def leftover(self) -> list[str]:
+        """Return the keys that nobody judged and that are not null, children included."""
+        own = [
+            f"{self._prefix}{key}"
+            for key in self._config
+            if key not in self._verdicts and self._config.get(key) is not None
+        ]
+        return own + [key for child in self._children.values() for key in child.leftover()]
+
+    def verdicts(self) -> list[KeyVerdict]:
+        """Return the verdict on every key that is present, in file order, children included."""
+        found = [
+            KeyVerdict(f"{self._prefix}{key}", self._verdicts.get(key, "blocking"))
+            for key in self._config
+        ]
+        return found + [
+            verdict for child in self._children.values() for verdict in child.verdicts()
+        ]
+
+    def finish(self) -> None:
+        """Refuse if any key was left unjudged.
+
+        Raises
+        ------
+        CompileError
+            Naming the keys.
+        """
+        left = self.leftover()
+        if left:
+            names = ", ".join(f"`{key}`" for key in left[:8])
+            more = f" and {len(left) - 8} more" if len(left) > 8 else ""
+            raise CompileError(
+                f"{self.where}: {names}{more}: unknown to this family and may change what the "
+                f"model computes; remove it if it does not, or use a larql that knows it"
+            )

@@ -1,0 +1,284 @@
+"""Checkpoint to container directory, streaming: peak memory is a piece of one tensor."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from larql.errors import CompileError, OutputError, TokenizerError
+from larql.format.atomic import check_output, write_directory
+from larql.format.closure import check_closure
+from larql.format.container import is_container
+from larql.format.digest import sha256_of
+from larql.format.generation import Generation, written_schema
+from larql.format.graph_json import graph_to_json
+from larql.format.index import (
+    INDEX_NAME,
+    FileEntry,
+    Index,
+    Representation,
+    SourceBinding,
+    dump_json,
+    index_to_json,
+)
+from larql.format.progress import Progress
+from larql.format.segment import SegmentTensor, write_segment, write_stream
+from larql.format.source.builder import Binding
+from larql.format.source.checkpoint import Checkpoint
+from larql.format.source.compiler import Compiled, compile_checkpoint
+from larql.format.source.recode import Recoding, choose_recoding, stored_chunks
+from larql.format.tokenizer import tokenizer_files
+
+__all__ = ["Extraction", "extract", "graph_document"]
+
+GRAPH_NAME = "system_graph.json"
+
+
+@dataclass(frozen=True)
+class Extraction:
+    """What an extraction wrote.
+
+    Attributes
+    ----------
+    path : Path
+        The container.
+    fingerprint : str
+        The sha256 of its index.
+    nbytes : int
+        Size of all its files.
+    notes : tuple of str
+        What a user should know; those that begin with ``warning:`` deserve attention.
+    left : mapping
+        Tensors that were not carried, and why.
+    """
+
+    path: Path
+    fingerprint: str
+    nbytes: int
+    notes: tuple[str, ...]
+    left: Mapping[str, str]
+
+
+class _Hashing:
+    """Passes chunks through and keeps the sha256 of a tensor's bytes in the checkpoint."""
+
+    def __init__(self, checkpoint: Checkpoint, binding: Binding, recoding: Recoding) -> None:
+        self._checkpoint = checkpoint
+        self._binding = binding
+        self._recoding = recoding
+        self.sha256 = ""
+
+    def __iter__(self) -> Iterator[bytes]:
+        digest = hashlib.sha256()
+        if self._recoding.verbatim:
+            for chunk in stored_chunks(self._checkpoint, self._binding, self._recoding):
+                digest.update(chunk)
+                yield chunk
+        else:
+            for chunk in self._checkpoint.chunks(self._binding.source.name):
+                digest.update(chunk)
+            yield from stored_chunks(self._checkpoint, self._binding, self._recoding)
+        self.sha256 = digest.hexdigest()
+
+
+def graph_document(compiled: Compiled) -> bytes:
+    """Return the bytes of ``system_graph.json``."""
+    return dump_json(graph_to_json(compiled.graph))
+
+
+def extract(
+    checkpoint: Checkpoint,
+    output: Path,
+    *,
+    quant: str | None,
+    force: bool,
+    progress: Progress,
+) -> Extraction:
+    """Compile a checkpoint and write its container.
+
+    Parameters
+    ----------
+    checkpoint : Checkpoint
+        Opened source; it is not changed.
+    output : Path
+        Directory to create.
+    quant : str or None
+        Encoding for matrices, or None to carry all bytes verbatim.
+    force : bool
+        Replace a container that stands at ``output``.
+    progress : Progress
+        Told of the bytes written.
+
+    Raises
+    ------
+    CompileError
+        If the checkpoint cannot be judged, or its operands do not close.
+    OutputError
+        If the output exists or cannot be written. No partial directory is left behind.
+    """
+    inputs = [*checkpoint.weight_files, *checkpoint.side_files.values()]
+    _check_apart(output, [checkpoint.root, *inputs])
+    check_output(output, force=force, replaceable=is_container)
+    compiled = compile_checkpoint(checkpoint)
+    recodings = {b.operand: choose_recoding(b, quant) for b in compiled.bindings}
+    representations = {
+        binding.operand: _representation(binding, recodings[binding.operand], "")
+        for binding in compiled.bindings
+    }
+    for component in compiled.graph.components:
+        defects = check_closure(component, representations)
+        if defects:
+            raise CompileError(f"{checkpoint.root}: {defects[0].line()}")
+    with write_directory(output, force=force, replaceable=is_container) as directory:
+        index = _write(directory, checkpoint, compiled, recodings, progress)
+        document = dump_json(index_to_json(index))
+        entry = write_stream(directory / INDEX_NAME, [document])
+    return Extraction(
+        path=output,
+        fingerprint=entry.sha256,
+        nbytes=entry.size + sum(file.size for file in index.files.values()),
+        notes=index.notes,
+        left=compiled.left,
+    )
+
+
+def _check_apart(output: Path, inputs: Iterable[Path]) -> None:
+    target = output.resolve()
+    for source in inputs:
+        real = source.resolve()
+        if target == real or target in real.parents:
+            raise OutputError(f"{output}: holds the source {source}; choose another path")
+
+
+def _write(
+    directory: Path,
+    checkpoint: Checkpoint,
+    compiled: Compiled,
+    recodings: Mapping[str, Recoding],
+    progress: Progress,
+) -> Index:
+    (directory / "segments").mkdir()
+    total = sum(recodings[b.operand].encoding.nbytes(b.source.shape) for b in compiled.bindings)
+    progress.start("extract", total)
+    segments: dict[str, FileEntry] = {}
+    representations: dict[str, Representation] = {}
+    objects: dict[str, object] = {}
+    grouped: dict[str, list[Binding]] = {}
+    for binding in compiled.bindings:
+        grouped.setdefault(binding.object, []).append(binding)
+    for name, bindings in grouped.items():
+        file = _segment_name(name)
+        streams = {b.operand: _Hashing(checkpoint, b, recodings[b.operand]) for b in bindings}
+        segments[file] = write_segment(
+            directory / file,
+            [
+                SegmentTensor(
+                    b.tensor, recodings[b.operand].encoding, b.source.shape, streams[b.operand]
+                )
+                for b in bindings
+            ],
+        )
+        progress.advance(segments[file].size)
+        for b in bindings:
+            recoding = recodings[b.operand]
+            representations[b.operand] = _representation(b, recoding, streams[b.operand].sha256)
+        objects[name] = {
+            "kind": name.split(".")[1],
+            "component": name.split(".")[0],
+            "representations": [b.operand for b in bindings],
+        }
+    progress.finish()
+    files = dict(segments)
+    files[GRAPH_NAME] = write_stream(directory / GRAPH_NAME, [graph_document(compiled)])
+    notes = [*compiled.notes, *_write_text(directory, checkpoint, files)]
+    notes += _fallback_notes(representations)
+    component = compiled.graph.components[0]
+    return Index(
+        schema=written_schema(Generation.VINDEX3),
+        model=compiled.model,
+        family=compiled.family,
+        hidden_size=component.hidden_size,
+        num_layers=len(component.layers),
+        components=tuple(c.id for c in compiled.graph.components),
+        system_graph=GRAPH_NAME,
+        moe_manifest=None,
+        source=_source_document(checkpoint, compiled),
+        text={"end_of_text_ids": list(compiled.end_ids)},
+        objects=objects,
+        representations=representations,
+        precision_map=_precision_map(representations),
+        authority="canonical",
+        notes=tuple(notes),
+        segments=segments,
+        files={name: files[name] for name in sorted(files)},
+    )
+
+
+def _segment_name(object_name: str) -> str:
+    return f"segments/{object_name}.safetensors"
+
+
+def _representation(binding: Binding, recoding: Recoding, sha256: str) -> Representation:
+    return Representation(
+        id=binding.operand,
+        operand=binding.operand,
+        encoding=recoding.encoding,
+        fidelity=recoding.fidelity,
+        shape=binding.source.shape,
+        segment=_segment_name(binding.object),
+        tensor=binding.tensor,
+        source=SourceBinding(binding.source.name, binding.source.encoding.name, sha256),
+        requested=recoding.requested,
+    )
+
+
+def _write_text(
+    directory: Path, checkpoint: Checkpoint, files: dict[str, FileEntry]
+) -> Iterator[str]:
+    """Write tokenizer and template files; yield what a user should know."""
+    try:
+        text = tokenizer_files(checkpoint)
+    except TokenizerError as error:
+        yield f"warning: no tokenizer is carried: {error}"
+        return
+    for name, file in text.items():
+        files[name] = write_stream(directory / name, file.chunks())
+    if "tokenizer.json" not in text:
+        yield "warning: the checkpoint has no tokenizer; give token ids instead of text"
+
+
+def _fallback_notes(representations: Mapping[str, Representation]) -> Iterator[str]:
+    counts: dict[tuple[str, str], int] = {}
+    for value in representations.values():
+        if value.requested is not None:
+            key = (value.requested, value.encoding.name)
+            counts[key] = counts.get(key, 0) + 1
+    for (requested, stored), count in sorted(counts.items()):
+        yield (
+            f"{count} tensors are {stored} instead of {requested}, whose block does not divide "
+            f"their rows"
+        )
+
+
+def _precision_map(representations: Mapping[str, Representation]) -> dict[str, object]:
+    elements: dict[str, int] = {}
+    for value in representations.values():
+        elements[value.encoding.name] = elements.get(value.encoding.name, 0) + value.elements
+    return {name: elements[name] for name in sorted(elements)}
+
+
+def _source_document(checkpoint: Checkpoint, compiled: Compiled) -> dict[str, object]:
+    document: dict[str, object] = {
+        "format": checkpoint.format,
+        "weights": [
+            {"size": path.stat().st_size, "sha256": sha256_of(path)}
+            for path in checkpoint.weight_files
+        ],
+    }
+    if compiled.licence is not None:
+        document["licence"] = compiled.licence
+    if compiled.left:
+        document["left"] = dict(compiled.left)
+    return document

@@ -1,0 +1,73 @@
+"""Configuration keys that many families share."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import cast
+
+from larql.format.graph import Activation
+from larql.format.source.config import ConfigReader
+
+__all__ = ["activation", "common_hugging_face_keys"]
+
+_ACTIVATIONS: Mapping[str, str] = {
+    "silu": "silu",
+    "swish": "silu",
+    "gelu": "gelu",
+    "gelu_new": "gelu_tanh",
+    "gelu_pytorch_tanh": "gelu_tanh",
+    "relu": "relu",
+    "relu2": "relu2",
+}
+
+_IRRELEVANT = (
+    # identity and bookkeeping
+    "_name_or_path",
+    "architectures",
+    "auto_map",
+    "dtype",
+    "id2label",
+    "label2id",
+    "model_type",
+    "torch_dtype",
+    "transformers_version",
+    "unsloth_fixed",
+    # how some programs run or train it, not what it computes
+    "attention_dropout",
+    "cache_implementation",
+    "hidden_dropout",
+    "initializer_range",
+    "output_attentions",
+    "output_hidden_states",
+    "resid_pdrop",
+    "return_dict",
+    "use_cache",
+    "_attn_implementation",
+    "_attn_implementation_autoset",
+    # text, judged with the tokenizer
+    "bos_token_id",
+    "eos_token_id",
+    "pad_token_id",
+)
+
+
+def common_hugging_face_keys(config: ConfigReader) -> None:
+    """Judge the keys of ``config.json`` that mean the same in every family."""
+    config.irrelevant(*_IRRELEVANT)
+    config.neutral("is_encoder_decoder", False)
+    config.neutral("add_cross_attention", False)
+    config.neutral("tie_encoder_decoder", False)
+    config.neutral("quantization_config")
+
+
+def activation(config: ConfigReader, key: str, default: str | None) -> Activation:
+    """Take an activation function by its Hugging Face name.
+
+    Raises
+    ------
+    CompileError
+        If this build does not know the name.
+    """
+    if default is None:
+        return cast("Activation", config.choice(key, _ACTIVATIONS))
+    return cast("Activation", config.choice(key, _ACTIVATIONS, default))

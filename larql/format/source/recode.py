@@ -1,0 +1,100 @@
+"""How a tensor's bytes go from checkpoint to container: verbatim, or re-encoded on request."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from larql.errors import EncodingError, LarqlError, UsageError
+from larql.format.encoding import ENCODINGS, Encoding
+from larql.format.source.builder import Binding
+from larql.format.source.checkpoint import Checkpoint
+
+__all__ = ["QUANT_CHOICES", "Recoding", "choose_recoding", "stored_chunks"]
+
+QUANT_CHOICES = ("q8_0", "q4_0", "q4_k", "q6_k")
+
+# Where rows do not hold whole blocks of 256, the 32-element encoding of the next width up.
+_NARROWER_BLOCK = {"q4_k": "q5_0", "q6_k": "q8_0"}
+_CHUNK = 4 << 20
+
+
+@dataclass(frozen=True)
+class Recoding:
+    """What an operand is stored as.
+
+    Attributes
+    ----------
+    encoding : Encoding
+        Stored encoding.
+    verbatim : bool
+        Whether the checkpoint's bytes are carried as they are.
+    requested : str or None
+        The encoding that was asked for, where another one had to be taken.
+    """
+
+    encoding: Encoding
+    verbatim: bool
+    requested: str | None = None
+
+    @property
+    def fidelity(self) -> str:
+        """Fidelity of the stored bytes to the source."""
+        return "source-exact" if self.verbatim else "numerically-approximate"
+
+
+def choose_recoding(binding: Binding, quant: str | None) -> Recoding:
+    """Choose how one operand is stored.
+
+    Parameters
+    ----------
+    binding : Binding
+        The operand and its tensor.
+    quant : str or None
+        One of ``QUANT_CHOICES`` for matrices, or None to carry every tensor verbatim. Vectors are
+        always carried verbatim.
+
+    Raises
+    ------
+    UsageError
+        If ``quant`` is not a choice.
+    """
+    source = binding.source.encoding
+    if quant is None or len(binding.source.shape) < 2 or quant == source.name:
+        return Recoding(source, verbatim=True)
+    if quant not in QUANT_CHOICES:
+        raise UsageError(f"--quant {quant!r}: expected one of {', '.join(QUANT_CHOICES)}")
+    columns = binding.source.shape[-1]
+    for name in (quant, _NARROWER_BLOCK.get(quant)):
+        if name is not None and columns % ENCODINGS[name].block_elements == 0:
+            chosen = ENCODINGS[name]
+            requested = None if name == quant else quant
+            return Recoding(chosen, verbatim=chosen == source, requested=requested)
+    return Recoding(source, verbatim=True, requested=quant)
+
+
+def stored_chunks(checkpoint: Checkpoint, binding: Binding, recoding: Recoding) -> Iterator[bytes]:
+    """Yield an operand's stored bytes, a block of rows at a time.
+
+    Raises
+    ------
+    EncodingError
+        Naming the tensor, if its values cannot be encoded.
+    """
+    source = binding.source
+    if recoding.verbatim:
+        yield from checkpoint.chunks(source.name)
+        return
+    import numpy as np
+
+    from larql.format.codec import decode, encode
+
+    columns = source.shape[-1]
+    row_bytes = source.encoding.row_bytes(columns)
+    rows_at_once = max(1, _CHUNK // (4 * columns))
+    for chunk in checkpoint.chunks(source.name, rows_at_once * row_bytes):
+        rows = np.frombuffer(chunk, dtype=np.uint8).reshape(-1, row_bytes)
+        try:
+            yield encode(recoding.encoding, decode(source.encoding, rows, columns)).tobytes()
+        except LarqlError as error:
+            raise EncodingError(f"{source.file}: tensor {source.name}: {error}") from None
