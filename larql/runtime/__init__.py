@@ -1,0 +1,1 @@
+"""Execution of containers: plan, operands, backends, state, sessions, dumps."""

@@ -1,0 +1,92 @@
+"""What an executor asks of a backend: the vocabulary's operations over prepared operands.
+
+A carrier is a float32 array ``[positions, hidden]`` in every backend, so that hidden states pass
+between slices, processes and files without changing a bit; what a backend computes inside an
+operation is its own affair.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+
+import numpy as np
+import numpy.typing as npt
+
+from larql.format.graph import Block, Embed, Head, KvRows
+from larql.runtime.operands import StoredOperand
+from larql.runtime.state import KvRegion
+
+__all__ = ["Backend", "Carrier"]
+
+Carrier = npt.NDArray[np.float32]
+
+
+class Backend(ABC):
+    """Executes operations whose operands it was given before.
+
+    Attributes
+    ----------
+    name : str
+        ``reference`` or ``production``.
+    numerics : str
+        How it computes, in words, for provenance.
+    threads : int
+        Threads that it computes with.
+    default_chunk : int
+        Positions that it advances at once unless told otherwise.
+    """
+
+    name: str
+    numerics: str
+    threads: int
+    default_chunk: int
+
+    @abstractmethod
+    def environment(self) -> dict[str, object]:
+        """Return versions and instruction set, for provenance."""
+
+    @abstractmethod
+    def bind(self, operand: StoredOperand) -> None:
+        """Take an operand; the stored bytes stay mapped.
+
+        Raises
+        ------
+        UnsupportedRefusal
+            If the backend has no code for the operand's encoding.
+        """
+
+    @abstractmethod
+    def region(self, spec: KvRows, context: int, block: int) -> KvRegion:
+        """Make the continuation state of one layer."""
+
+    @abstractmethod
+    def embed(self, op: Embed, ids: npt.NDArray[np.int64]) -> Carrier:
+        """Look rows up: ids ``[T]`` to a carrier ``[T, hidden]``."""
+
+    @abstractmethod
+    def write(self, block: Block, carrier: Carrier, region: KvRegion | None, start: int) -> Carrier:
+        """Run one block and add its output to the carrier.
+
+        Parameters
+        ----------
+        block : Block
+        carrier : float32 ``[T, hidden]``
+            Positions ``start .. start + T``. The array may be changed and returned.
+        region : KvRegion or None
+            The layer's continuation state, where its mixer keeps one; the block's rows are stored
+            in it.
+        start : int
+            Absolute position of the first row.
+
+        Returns
+        -------
+        float32 ``[T, hidden]``
+        """
+
+    @abstractmethod
+    def final_norm(self, op: Head, carrier: Carrier) -> npt.NDArray[np.float32]:
+        """Return the head's norm of a carrier, float32 ``[T, hidden]``."""
+
+    @abstractmethod
+    def logits(self, op: Head, carrier: Carrier) -> npt.NDArray[np.float32]:
+        """Return the logits of a carrier: norm, product, multiplier, softcap; ``[T, vocab]``."""

@@ -1,0 +1,44 @@
+"""The one path from hidden states to logits."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import numpy.typing as npt
+
+from larql.errors import UsageError
+from larql.runtime.backends.base import Backend, Carrier
+from larql.runtime.plan import Plan
+
+__all__ = ["logit_rows", "logits"]
+
+_ROWS_AT_ONCE = 16
+
+
+def logits(plan: Plan, backend: Backend, carrier: Carrier) -> npt.NDArray[np.float32]:
+    """Return the logits of hidden states.
+
+    Parameters
+    ----------
+    carrier : float32 ``[T, hidden]``
+        The carrier after the last executed layer.
+
+    Returns
+    -------
+    float32 ``[T, vocab]``
+
+    Raises
+    ------
+    UsageError
+        If the plan's slice has no head.
+    """
+    if not plan.has_head:
+        raise UsageError("a layer range ends with hidden states; it has no logits")
+    return backend.logits(plan.component.head, carrier)
+
+
+def logit_rows(plan: Plan, backend: Backend, carrier: Carrier) -> Iterator[npt.NDArray[np.float32]]:
+    """Yield the logits of hidden states a few rows at a time, to bound memory."""
+    for first in range(0, len(carrier), _ROWS_AT_ONCE):
+        yield logits(plan, backend, carrier[first : first + _ROWS_AT_ONCE])

@@ -1,0 +1,227 @@
+"""One plane of hidden states for each layer boundary, written as layers complete.
+
+Each layer runs as a :class:`~larql.runtime.slices.LayerRange` from one plane to the next, so a
+resumed dump continues from the last plane on disk with the bits that an unbroken one has.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from larql.errors import OutputError, UsageError
+from larql.format.atomic import explain_os_error, write_file
+from larql.format.progress import Progress
+from larql.provenance import sidecar_path, write_sidecar
+from larql.runtime.dump import DumpHashes, write_dump
+from larql.runtime.head import logit_rows
+from larql.runtime.plan import Plan
+from larql.runtime.run import Run
+from larql.runtime.session import Session, check_tokens
+from larql.runtime.slices import LayerRange
+
+__all__ = ["MANIFEST_NAME", "LayerDump", "dump_layers"]
+
+IDENTITY_NAME = "run.json"
+MANIFEST_NAME = "manifest.json"
+_IDENTITY = (
+    "container",
+    "component",
+    "backend",
+    "numerics",
+    "activations",
+    "executed_layers",
+    "tokens",
+)
+
+Plane = npt.NDArray[np.float32]
+
+
+@dataclass(frozen=True)
+class LayerDump:
+    """What a layer dump wrote.
+
+    Attributes
+    ----------
+    directory : Path
+    files : dict
+        File name to hashes: planes in order, the final norm, the logits.
+    resumed_at : int
+        The first layer that this run executed; 0 unless it was resumed.
+    """
+
+    directory: Path
+    files: dict[str, DumpHashes]
+    resumed_at: int
+
+
+def dump_layers(
+    run: Run, tokens: Sequence[int], directory: Path, *, resume: bool, progress: Progress
+) -> LayerDump:
+    """Write a plane for each layer boundary, then the final norm and the logits.
+
+    Plane 0 is the embedding, plane k the carrier after the k-th executed layer; each is float32
+    ``[positions, hidden]`` in ``plane_kkk.npy``. ``manifest.json`` is written last and marks
+    completion.
+
+    Parameters
+    ----------
+    run : Run
+        A full or draft run.
+    tokens : sequence of int
+    directory : Path
+        Created if it does not exist; it must be empty unless ``resume`` is given.
+    resume : bool
+        Continue an interrupted dump of the same run.
+    progress : Progress
+        Told of the layers that are done.
+
+    Raises
+    ------
+    OutputError
+        If the directory holds anything and ``resume`` is not given, or cannot be written.
+    UsageError
+        If the directory belongs to another run: other tokens, container, component or backend.
+    """
+    plan = run.prepared.plan
+    check_tokens(tokens, plan.component.embed.vocab)
+    identity = {key: run.provenance(tokens, len(tokens))[key] for key in _IDENTITY}
+    planes = _open_directory(directory, identity, resume)
+    writer = _Writer(run, tokens, directory)
+    progress.start("layers", len(plan.layers))
+    began = time.perf_counter()
+    if planes:
+        carrier, done = _read_plane(directory, planes), planes - 1
+        writer.keep([_plane_name(k) for k in range(planes)])
+    else:
+        ids = np.asarray(tokens, dtype=np.int64)
+        carrier, done = run.prepared.backend.embed(plan.component.embed, ids), 0
+        writer.write(_plane_name(0), [carrier], carrier.shape[1])
+    progress.advance(done)
+    for k in range(done, len(plan.layers)):
+        carrier = _run_layer(run, k, carrier)
+        writer.write(_plane_name(k + 1), [carrier], carrier.shape[1])
+        progress.advance(1)
+    head = plan.component.head
+    normed = run.prepared.backend.final_norm(head, carrier)
+    writer.write("final_norm.npy", [normed], normed.shape[1])
+    writer.write("logits.npy", logit_rows(plan, run.prepared.backend, carrier), head.vocab)
+    run.step_seconds += time.perf_counter() - began
+    progress.finish()
+    _write_json(
+        directory / MANIFEST_NAME,
+        {
+            "complete": True,
+            "planes": len(plan.layers) + 1,
+            "files": {name: dataclasses.asdict(h) for name, h in writer.files.items()},
+            "resumed_at": done,
+            **run.provenance(tokens, len(tokens)),
+        },
+    )
+    return LayerDump(directory, writer.files, done)
+
+
+def _plane_name(k: int) -> str:
+    return f"plane_{k:03d}.npy"
+
+
+def _run_layer(run: Run, k: int, carrier: Plane) -> Plane:
+    plan = run.prepared.plan
+    layer = plan.layers[k]
+    one = Plan(plan.component, LayerRange(layer.index, layer.index + 1), (layer,))
+    prepared = dataclasses.replace(run.prepared, plan=one)
+    return Session(prepared, len(carrier), run.options.chunk).advance_hidden(carrier)
+
+
+class _Writer:
+    """Writes the files of one dump, each with its sidecar, and remembers their hashes."""
+
+    def __init__(self, run: Run, tokens: Sequence[int], directory: Path) -> None:
+        self._run = run
+        self._tokens = tokens
+        self._directory = directory
+        self.files: dict[str, DumpHashes] = {}
+
+    def write(self, name: str, rows: Iterable[Plane], columns: int) -> None:
+        path = self._directory / name
+        hashes = write_dump(path, (len(self._tokens), columns), rows)
+        document = {
+            "kind": name.removesuffix(".npy"),
+            "shape": [len(self._tokens), columns],
+            **dataclasses.asdict(hashes),
+            **self._run.provenance(self._tokens, len(self._tokens)),
+        }
+        write_sidecar(path, document)
+        self.files[name] = hashes
+
+    def keep(self, names: Iterable[str]) -> None:
+        for name in names:
+            sidecar = _read_json(sidecar_path(self._directory / name))
+            self.files[name] = DumpHashes(str(sidecar["sha256"]), str(sidecar["payload_sha256"]))
+
+
+def _open_directory(directory: Path, identity: dict[str, object], resume: bool) -> int:
+    """Claim a directory for a run; return how many of its planes stand there already."""
+    try:
+        directory.mkdir(exist_ok=True)
+        present = {path.name for path in directory.iterdir()}
+    except OSError as error:
+        raise explain_os_error(error, directory) from None
+    if not present:
+        _write_json(directory / IDENTITY_NAME, identity)
+        return 0
+    if not resume:
+        raise OutputError(
+            f"{directory}: is not empty; give --resume to continue the dump in it, or choose "
+            f"another directory"
+        )
+    if IDENTITY_NAME not in present:
+        raise UsageError(f"{directory}: has no {IDENTITY_NAME}; it is not a dump to resume")
+    found = _read_json(directory / IDENTITY_NAME)
+    for key, value in identity.items():
+        if found.get(key) != value:
+            raise UsageError(
+                f"{directory}: was begun with another {key}; resume with the same one, or choose "
+                f"another directory"
+            )
+    planes = 0
+    while {_plane_name(planes), f"{_plane_name(planes)}.json"} <= present:
+        planes += 1
+    return planes
+
+
+def _read_plane(directory: Path, planes: int) -> Plane:
+    path = directory / _plane_name(planes - 1)
+    sidecar = _read_json(sidecar_path(path))
+    try:
+        plane = np.load(path, allow_pickle=False)
+    except (OSError, ValueError) as error:
+        raise UsageError(f"{path}: cannot resume from it: {error}; remove it") from None
+    import hashlib
+
+    if hashlib.sha256(plane.tobytes()).hexdigest() != sidecar.get("payload_sha256"):
+        raise UsageError(f"{path}: is not the plane its sidecar describes; remove it to redo it")
+    return np.asarray(plane, dtype=np.float32)
+
+
+def _read_json(path: Path) -> dict[str, object]:
+    try:
+        document = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise UsageError(f"{path}: cannot resume from it: {error}") from None
+    if not isinstance(document, dict):
+        raise UsageError(f"{path}: cannot resume from it: not a JSON object")
+    return document
+
+
+def _write_json(path: Path, document: dict[str, object]) -> None:
+    with write_file(path) as temporary:
+        text = json.dumps(document, indent=1, ensure_ascii=False, allow_nan=False)
+        temporary.write_text(text + "\n", encoding="utf-8")

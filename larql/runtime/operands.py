@@ -1,0 +1,93 @@
+"""The operand store: one tensor at a time from a container's segments, with reads counted."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from larql.errors import BindingDefect, ContainerError
+from larql.format.container import Container
+from larql.format.encoding import Encoding
+
+__all__ = ["OperandStore", "StoredOperand"]
+
+
+@dataclass(frozen=True)
+class StoredOperand:
+    """An operand's stored bytes.
+
+    Attributes
+    ----------
+    name : str
+        ``<object>/<tensor>``.
+    encoding : Encoding
+    shape : tuple of int
+        Logical shape, outermost axis first.
+    data : ndarray of uint8, shape ``[nbytes]``
+        Read-only view of the mapped file.
+    """
+
+    name: str
+    encoding: Encoding
+    shape: tuple[int, ...]
+    data: npt.NDArray[np.uint8]
+
+
+class OperandStore:
+    """Fetches operands of one container.
+
+    Parameters
+    ----------
+    container : Container
+        Opened container.
+
+    Attributes
+    ----------
+    reads : int
+        Number of operands fetched so far.
+    bytes_read : int
+        Their stored bytes.
+    """
+
+    def __init__(self, container: Container) -> None:
+        self.container = container
+        self.reads = 0
+        self.bytes_read = 0
+
+    def fetch(self, name: str, shape: tuple[int, ...]) -> StoredOperand:
+        """Map one operand.
+
+        Parameters
+        ----------
+        name : str
+            Operand name.
+        shape : tuple of int
+            The shape that the operation needs.
+
+        Raises
+        ------
+        BindingDefect
+            If the operand is not in the container, has another shape, or its segment is missing
+            or contradicts the index.
+        """
+        representation = self.container.operands.get(name)
+        if representation is None:
+            raise BindingDefect(
+                f"{self.container.path}: operand {name} is not in the container; extract it again"
+            )
+        if representation.shape != shape:
+            raise BindingDefect(
+                f"{self.container.path}: operand {name} has shape {list(representation.shape)}, "
+                f"expected {list(shape)}"
+            )
+        try:
+            segment = self.container.segment(representation.segment)
+            segment.check(representation.tensor, representation.encoding, shape)
+            data = segment.bytes_of(representation.tensor)
+        except ContainerError as error:
+            raise BindingDefect(f"operand {name}: {error}") from error
+        self.reads += 1
+        self.bytes_read += int(data.nbytes)
+        return StoredOperand(name, representation.encoding, shape, data)

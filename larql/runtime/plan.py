@@ -1,0 +1,82 @@
+"""A plan: one component's operations over named operands, cut to an execution slice.
+
+Nothing is read to make a plan but the container's metadata.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from larql.format.closure import OperandContract, operand_contracts
+from larql.format.container import Container
+from larql.format.graph import Component, KvRows, Layer, state_schema
+from larql.runtime.slices import Draft, ExecutionSlice, Full, LayerRange, layers_of
+
+__all__ = ["Plan", "make_plan"]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What one run executes.
+
+    Attributes
+    ----------
+    component : Component
+    slice : ExecutionSlice
+    layers : tuple of Layer
+        The layers that the slice executes, in order.
+    """
+
+    component: Component
+    slice: ExecutionSlice
+    layers: tuple[Layer, ...]
+
+    @property
+    def embeds(self) -> bool:
+        """Whether the run begins with token ids."""
+        return not isinstance(self.slice, LayerRange)
+
+    @property
+    def has_head(self) -> bool:
+        """Whether the run ends with logits."""
+        return isinstance(self.slice, Full | Draft)
+
+    @property
+    def executed_layers(self) -> tuple[int, ...]:
+        """Indices of the layers that are executed."""
+        return tuple(layer.index for layer in self.layers)
+
+    def contracts(self) -> tuple[OperandContract, ...]:
+        """Return the operands that the run reads, each once, in order of first use."""
+        executed = set(self.executed_layers)
+        wanted: dict[str, OperandContract] = {}
+        for contract in operand_contracts(self.component):
+            if contract.layer is not None:
+                needed = contract.layer in executed
+            elif contract.use == "embed":
+                needed = self.embeds
+            else:
+                needed = self.has_head
+            if needed:
+                wanted.setdefault(contract.name, contract)
+        return tuple(wanted.values())
+
+    def state(self) -> tuple[KvRows, ...]:
+        """Return the continuation state of the executed layers."""
+        executed = set(self.executed_layers)
+        return tuple(r for r in state_schema(self.component) if r.layer in executed)
+
+
+def make_plan(container: Container, component: str, wanted: ExecutionSlice) -> Plan:
+    """Plan a run of a container's component.
+
+    Raises
+    ------
+    UsageError
+        If there is no such component, or the slice does not fit it.
+    ContainerError, UnsupportedRefusal
+        If the graph cannot be read.
+    """
+    found = container.component(component)
+    layers = layers_of(wanted, len(found.layers))
+    return Plan(found, wanted, tuple(found.layers[i] for i in layers))

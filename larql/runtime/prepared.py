@@ -1,0 +1,72 @@
+"""Prepared operands: a plan's operands, bound to a backend."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+
+from larql.format.container import Container
+from larql.runtime.backends.base import Backend
+from larql.runtime.operands import OperandStore
+from larql.runtime.plan import Plan, make_plan
+from larql.runtime.slices import ExecutionSlice
+
+__all__ = ["PreparedOperands", "prepare"]
+
+
+@dataclass(frozen=True)
+class PreparedOperands:
+    """What a session runs on; any number of sessions may share it.
+
+    Attributes
+    ----------
+    container : Container
+    plan : Plan
+    backend : Backend
+        Holds the operands that the plan needs, and no others.
+    reads, bytes_read : int
+        Operands fetched and their stored bytes.
+    seconds : float
+        How long preparing took.
+    """
+
+    container: Container
+    plan: Plan
+    backend: Backend
+    reads: int
+    bytes_read: int
+    seconds: float
+
+
+def prepare(
+    container: Container, component: str, wanted: ExecutionSlice, backend: Backend
+) -> PreparedOperands:
+    """Bind the operands of a slice to a backend.
+
+    Parameters
+    ----------
+    container : Container
+    component : str
+        Id of the component to run.
+    wanted : ExecutionSlice
+        Which part of it.
+    backend : Backend
+        A fresh backend.
+
+    Raises
+    ------
+    UsageError
+        If the component or slice does not exist.
+    BindingDefect
+        If an operand is missing, unreadable or contradicts the index.
+    UnsupportedRefusal
+        If the backend has no code for an operand's encoding.
+    """
+    began = time.perf_counter()
+    plan = make_plan(container, component, wanted)
+    store = OperandStore(container)
+    for contract in plan.contracts():
+        backend.bind(store.fetch(contract.name, contract.shape))
+    return PreparedOperands(
+        container, plan, backend, store.reads, store.bytes_read, time.perf_counter() - began
+    )

@@ -1,0 +1,123 @@
+"""One run of a container: open, plan, prepare, and the provenance of whatever it produces."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from larql.format.container import Container
+from larql.provenance import environment, format_cap, tokens_sha256
+from larql.runtime.backends.registry import make_backend
+from larql.runtime.prepared import PreparedOperands, prepare
+from larql.runtime.session import Session
+from larql.runtime.slices import Draft, ExecutionSlice, Full
+
+__all__ = ["Run", "RunOptions", "open_run"]
+
+
+@dataclass(frozen=True)
+class RunOptions:
+    """How a container is executed; nothing here changes the answer but slice and backend.
+
+    Attributes
+    ----------
+    component : str
+    backend : str
+        ``production`` or ``reference``.
+    draft_depth : int or None
+        Number of leading layers to execute, None for all.
+    threads : int or None
+        None: one for each usable core.
+    chunk : int or None
+        Most positions advanced at once.
+    """
+
+    component: str = "target"
+    backend: str = "production"
+    draft_depth: int | None = None
+    threads: int | None = None
+    chunk: int | None = None
+
+    @property
+    def slice(self) -> ExecutionSlice:
+        """The execution slice that the depth names."""
+        return Full() if self.draft_depth is None else Draft(self.draft_depth)
+
+
+@dataclass
+class Run:
+    """A prepared container, and the time spent in its steps.
+
+    Attributes
+    ----------
+    container : Container
+    options : RunOptions
+    prepared : PreparedOperands
+    step_seconds : float
+        Time spent advancing and reading logits so far.
+    """
+
+    container: Container
+    options: RunOptions
+    prepared: PreparedOperands
+    step_seconds: float = field(default=0.0)
+
+    def session(self, context: int) -> Session:
+        """Start a stream of tokens with room for ``context`` positions."""
+        return Session(self.prepared, context, self.options.chunk)
+
+    def timed_step(self, session: Session, tokens: Sequence[int]) -> npt.NDArray[np.float32]:
+        """Advance a session and return the last position's logits, counting the time."""
+        began = time.perf_counter()
+        row = session.step(tokens)
+        self.step_seconds += time.perf_counter() - began
+        return row
+
+    def provenance(self, tokens: Sequence[int], context: int) -> dict[str, object]:
+        """Return what a sidecar says of numbers made from ``tokens``."""
+        plan, backend = self.prepared.plan, self.prepared.backend
+        return {
+            "container": {
+                "fingerprint": self.container.fingerprint,
+                "model": self.container.index.model,
+                "source": dict(self.container.index.source),
+            },
+            "component": plan.component.id,
+            "backend": backend.name,
+            "numerics": backend.numerics,
+            "activations": "f32",
+            "draft_depth": self.options.draft_depth,
+            "executed_layers": list(plan.executed_layers),
+            "tokens": list(tokens),
+            "tokens_sha256": tokens_sha256(tokens),
+            "positions": len(tokens),
+            "vocab": plan.component.vocab_size,
+            "context": context,
+            "operand_reads": self.prepared.reads,
+            "operand_bytes": self.prepared.bytes_read,
+            "prepare_seconds": self.prepared.seconds,
+            "step_seconds": self.step_seconds,
+            "threads": backend.threads,
+            "max_format": format_cap(),
+            "environment": {**environment(), **backend.environment()},
+        }
+
+
+def open_run(container: Container, options: RunOptions) -> Run:
+    """Prepare a container for execution.
+
+    Raises
+    ------
+    UsageError
+        If the component, depth or backend does not exist.
+    Refusal
+        If an operand is missing, contradictory or of an unsupported encoding.
+    """
+    format_cap()
+    backend = make_backend(options.backend, options.threads)
+    prepared = prepare(container, options.component, options.slice, backend)
+    return Run(container, options, prepared)

@@ -1,0 +1,153 @@
+"""A session: prepared operands and the continuation state of one stream of tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from larql.errors import UsageError
+from larql.runtime.backends.base import Carrier
+from larql.runtime.executor import traverse
+from larql.runtime.head import logit_rows, logits
+from larql.runtime.prepared import PreparedOperands
+from larql.runtime.state import State, StateSnapshot
+
+__all__ = ["Session"]
+
+
+class Session:
+    """Advances positions; a step completes, or leaves the state as it was.
+
+    Parameters
+    ----------
+    prepared : PreparedOperands
+    context : int
+        Most positions that the session will hold.
+    chunk : int or None
+        Most positions that are advanced at once; the results do not depend on it.
+
+    Raises
+    ------
+    UsageError
+        If ``context`` or ``chunk`` is not positive.
+    """
+
+    def __init__(self, prepared: PreparedOperands, context: int, chunk: int | None = None) -> None:
+        if context < 1:
+            raise UsageError(f"--context {context}: expected at least 1 position")
+        if chunk is not None and chunk < 1:
+            raise UsageError(f"--chunk {chunk}: expected at least 1 position")
+        self.prepared = prepared
+        self.plan = prepared.plan
+        self.context = context
+        self.chunk = min(chunk or prepared.backend.default_chunk, context)
+        self._backend = prepared.backend
+        self.state = State(
+            self._backend.region(spec, context, self.chunk) for spec in self.plan.state()
+        )
+
+    @property
+    def position(self) -> int:
+        """How many positions the session holds."""
+        return self.state.length
+
+    def advance(self, tokens: Sequence[int]) -> Carrier:
+        """Advance by tokens.
+
+        Parameters
+        ----------
+        tokens : sequence of int
+            Token ids.
+
+        Returns
+        -------
+        float32 ``[len(tokens), hidden]``
+            The carrier after the last executed layer.
+
+        Raises
+        ------
+        UsageError
+            If an id is outside the vocabulary, or the context is too small.
+        """
+        if not self.plan.embeds:
+            raise UsageError("a layer range begins with hidden states, not with tokens")
+        embed = self.plan.component.embed
+        check_tokens(tokens, embed.vocab)
+        ids = np.asarray(tokens, dtype=np.int64)
+        return self._advance(
+            len(ids), lambda first, last: self._backend.embed(embed, ids[first:last])
+        )
+
+    def advance_hidden(self, hidden: Carrier) -> Carrier:
+        """Advance a layer range by hidden states, float32 ``[T, hidden]`` in and out."""
+        width = self.plan.component.hidden_size
+        if hidden.ndim != 2 or hidden.shape[1] != width:
+            raise UsageError(f"hidden states have shape {hidden.shape}, expected [T, {width}]")
+        rows = np.array(hidden, dtype=np.float32)
+        return self._advance(len(rows), lambda first, last: rows[first:last])
+
+    def logits(self, carrier: Carrier) -> npt.NDArray[np.float32]:
+        """Return the logits of hidden states, float32 ``[T, vocab]``."""
+        return logits(self.plan, self._backend, carrier)
+
+    def logit_rows(self, carrier: Carrier) -> Iterator[npt.NDArray[np.float32]]:
+        """Yield the logits of hidden states a few rows at a time."""
+        return logit_rows(self.plan, self._backend, carrier)
+
+    def step(self, tokens: Sequence[int]) -> npt.NDArray[np.float32]:
+        """Advance by tokens and return the logits of the last one, float32 ``[vocab]``."""
+        row: npt.NDArray[np.float32] = self.logits(self.advance(tokens)[-1:])[0]
+        return row
+
+    def snapshot(self) -> StateSnapshot:
+        """Copy the state."""
+        return self.state.snapshot()
+
+    def restore(self, snapshot: StateSnapshot) -> None:
+        """Return to a snapshot, as if nothing had happened since."""
+        self.state.restore(snapshot)
+
+    def truncate(self, length: int) -> None:
+        """Forget all positions from ``length`` on."""
+        self.state.truncate(length)
+
+    def _advance(self, count: int, rows: Callable[[int, int], Carrier]) -> Carrier:
+        if count == 0:
+            raise UsageError("no tokens given; a step advances at least one position")
+        if self.position + count > self.context:
+            raise UsageError(
+                f"{self.position + count} positions do not fit a context of {self.context}; give "
+                f"a larger --context"
+            )
+        # Only a step of several blocks can overwrite rows that the state before it still needs.
+        entry = self.state.snapshot() if self.position and count > self.chunk else None
+        began = self.position
+        parts = []
+        try:
+            for first in range(0, count, self.chunk):
+                last = min(first + self.chunk, count)
+                parts.append(traverse(self.plan, self._backend, self.state, rows(first, last)))
+                self.state.length = began + last
+        except BaseException:
+            if entry is not None:
+                self.state.restore(entry)
+            self.state.length = began
+            raise
+        return parts[0] if len(parts) == 1 else np.concatenate(parts)
+
+
+def check_tokens(tokens: Sequence[int], vocab: int) -> None:
+    """Refuse token ids outside a vocabulary.
+
+    Raises
+    ------
+    UsageError
+        Naming the first bad position.
+    """
+    for position, token in enumerate(tokens):
+        if not 0 <= token < vocab:
+            raise UsageError(
+                f"token {token} at position {position} is outside the vocabulary of {vocab}"
+            )
