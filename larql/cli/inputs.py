@@ -1,0 +1,141 @@
+"""Tokens and text that a command was given, in any of the ways that they can be given."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from larql.cli.options import token_ids
+from larql.errors import UsageError
+from larql.format.container import Container
+
+if TYPE_CHECKING:
+    from larql.runtime.text import TextTokenizer
+
+__all__ = ["Given", "TextSource", "end_ids", "read_input", "read_text", "tokenizer_of"]
+
+
+@dataclass(frozen=True)
+class TextSource:
+    """The four options that name an input; exactly one must be used.
+
+    Attributes
+    ----------
+    tokens, tokens_file, prompt, prompt_file
+        As on the command line.
+    """
+
+    tokens: str | None = None
+    tokens_file: Path | None = None
+    prompt: str | None = None
+    prompt_file: Path | None = None
+
+
+@dataclass(frozen=True)
+class Given:
+    """Tokens to run, and the tokenizer if the input was text.
+
+    Attributes
+    ----------
+    ids : tuple of int
+    tokenizer : TextTokenizer or None
+        None where ids were given, so that a tokenizer is never loaded for nothing.
+    """
+
+    ids: tuple[int, ...]
+    tokenizer: TextTokenizer | None
+
+
+def tokenizer_of(container: Container) -> TextTokenizer:
+    """Load a container's tokenizer.
+
+    Raises
+    ------
+    TokenizerError
+        If it carries none, or one that cannot be loaded.
+    """
+    from larql.runtime.text import load_tokenizer
+
+    prefix = "warning: no tokenizer is carried: "
+    reasons = [n.removeprefix(prefix) for n in container.index.notes if n.startswith(prefix)]
+    return load_tokenizer(container.text_files(), reason=reasons[0] if reasons else None)
+
+
+def end_ids(container: Container, tokenizer: TextTokenizer | None) -> tuple[int, ...]:
+    """Return every id that ends a text: the union of all that configuration and tokenizer declare.
+
+    Without a loaded tokenizer, what the configurations declare, as recorded at extraction.
+    """
+    stated = container.index.text.get("end_of_text_ids")
+    extra = [i for i in stated if isinstance(i, int)] if isinstance(stated, list) else []
+    if tokenizer is not None:
+        return tokenizer.end_of_text(extra)
+    return tuple(sorted(extra))
+
+
+def read_text(path: Path | None, what: str) -> str:
+    """Read a UTF-8 file, or standard input where ``path`` is None or ``-``.
+
+    Raises
+    ------
+    UsageError
+        If it cannot be read or is not UTF-8.
+    """
+    try:
+        if path is None or str(path) == "-":
+            return sys.stdin.buffer.read().decode()
+        return path.read_bytes().decode()
+    except OSError as error:
+        raise UsageError(f"{what} {path}: cannot be read: {error.strerror}") from None
+    except UnicodeDecodeError as error:
+        raise UsageError(f"{what} {path or '-'}: is not UTF-8 at byte {error.start}") from None
+
+
+def read_input(container: Container, source: TextSource, *, add_bos: bool) -> Given:
+    """Return the tokens that a command was given.
+
+    Raises
+    ------
+    UsageError
+        If not exactly one input was given, or it is empty.
+    TokenizerError
+        If text was given and the container has no tokenizer for it.
+    """
+    given = [
+        name
+        for name, value in (
+            ("--tokens", source.tokens),
+            ("--tokens-file", source.tokens_file),
+            ("--prompt", source.prompt),
+            ("--prompt-file", source.prompt_file),
+        )
+        if value is not None
+    ]
+    if len(given) != 1:
+        found = " and ".join(given) if given else "none"
+        raise UsageError(
+            f"expected one of --tokens, --tokens-file, --prompt and --prompt-file, found {found}"
+        )
+    if source.tokens is not None:
+        if source.tokens.startswith("text:"):
+            return _encoded(container, source.tokens.removeprefix("text:"), add_bos)
+        text = read_text(None, "--tokens") if source.tokens == "-" else source.tokens
+        return Given(token_ids(text, "--tokens"), None)
+    if source.tokens_file is not None:
+        text = read_text(source.tokens_file, "--tokens-file")
+        return Given(token_ids(text, "--tokens-file"), None)
+    if source.prompt is not None:
+        text = read_text(None, "--prompt") if source.prompt == "-" else source.prompt
+        return _encoded(container, text, add_bos)
+    return _encoded(container, read_text(source.prompt_file, "--prompt-file"), add_bos)
+
+
+def _encoded(container: Container, text: str, add_bos: bool) -> Given:
+    tokenizer = tokenizer_of(container)
+    ids: Sequence[int] = tokenizer.encode(text, add_bos=add_bos)
+    if not ids:
+        raise UsageError("the text is empty and the model has no beginning token; give some text")
+    return Given(tuple(ids), tokenizer)

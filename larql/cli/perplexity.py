@@ -1,0 +1,166 @@
+"""``larql perplexity``: how surprised a model is by a text."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from larql.cli import render
+from larql.cli.inputs import read_text, tokenizer_of
+from larql.cli.models import open_model
+from larql.cli.options import (
+    Backend,
+    BackendOption,
+    Chunk,
+    DraftDepth,
+    Model,
+    NoBos,
+    Threads,
+)
+from larql.cli.output import output_of
+
+__all__ = ["command"]
+
+TextFile = Annotated[
+    Path,
+    typer.Argument(
+        metavar="FILE", help="A UTF-8 text file, or - for standard input.", show_default=False
+    ),
+]
+WindowOption = Annotated[
+    int,
+    typer.Option(
+        "--window", metavar="N", min=2, help="Positions that are run at once from a fresh state."
+    ),
+]
+Stride = Annotated[
+    int | None,
+    typer.Option(
+        "--stride",
+        metavar="N",
+        min=1,
+        help="How far each window begins after the one before it.",
+        show_default="half of the window",
+    ),
+]
+MaxTokens = Annotated[
+    int | None,
+    typer.Option(
+        "--max-tokens",
+        metavar="N",
+        min=2,
+        help="Use only the first N tokens of the text.",
+        show_default="all",
+    ),
+]
+NllDump = Annotated[
+    Path | None,
+    typer.Option(
+        "--nll-dump",
+        metavar="FILE",
+        help=(
+            "Write the negative log-likelihood of each scored token in nats, float32 [tokens, 1]; "
+            "the suffix names the format: .npy, .f32 or .safetensors. A sidecar FILE.json says "
+            "where they came from."
+        ),
+        show_default=False,
+    ),
+]
+
+
+def command(
+    ctx: typer.Context,
+    model: Model,
+    file: TextFile,
+    window: WindowOption = 512,
+    stride: Stride = None,
+    max_tokens: MaxTokens = None,
+    nll_dump: NllDump = None,
+    draft_depth: DraftDepth = None,
+    no_bos: NoBos = False,
+    backend: BackendOption = Backend.PRODUCTION,
+    threads: Threads = None,
+    chunk: Chunk = None,
+) -> None:
+    """Measure a model on a text file.
+
+    The text is cut into overlapping windows, each run from a fresh state and begun as the model
+    was trained to begin; every token is scored exactly once, with at least window minus stride
+    tokens of context after the first window. Perplexity is exp of the mean negative
+    log-likelihood per token.
+
+    Examples
+    --------
+    larql perplexity model.vindex3 book.txt --window 512 --stride 256
+    """
+    output = output_of(ctx)
+    if nll_dump is not None:
+        from larql.runtime.dump import check_dump_path
+
+        check_dump_path(nll_dump)
+    container = open_model(model, output)
+    text = read_text(file, "FILE")
+    tokenizer = tokenizer_of(container)
+    tokens = tokenizer.encode(text, add_bos=False)[:max_tokens]
+    from larql.runtime.perplexity import perplexity
+    from larql.runtime.run import RunOptions, open_run
+
+    options = RunOptions("target", backend.value, draft_depth, threads, chunk)
+    step = stride or max(1, window // 2)
+    run = open_run(container, options)
+    with render.progress(output) as progress:
+        found = perplexity(
+            run,
+            tokens,
+            bos_ids=() if no_bos else tokenizer.bos_ids,
+            window=window,
+            stride=step,
+            progress=progress,
+        )
+    report: dict[str, object] = {
+        "perplexity": found.perplexity,
+        "mean_nll": found.mean_nll,
+        "standard_error": found.standard_error,
+        "scored": len(found.nll),
+        "tokens": len(tokens),
+        "windows": found.windows,
+        "window": window,
+        "stride": step,
+        "bos_ids": [] if no_bos else list(tokenizer.bos_ids),
+    }
+    provenance = run.provenance(tokens, window)
+    if nll_dump is not None:
+        report |= _dump(nll_dump, found.nll, report, provenance)
+    if output.json:
+        render.document(output, {**report, "provenance": provenance})
+        return
+    error = found.standard_error
+    spread = "" if error is None else f" ± {error:.4f}"
+    render.key_values(
+        [
+            ("perplexity", f"{found.perplexity:.4f}"),
+            ("nats per token", f"{found.mean_nll:.4f}{spread}"),
+            ("scored", f"{len(found.nll)} of {len(tokens)} tokens in {found.windows} windows"),
+            ("window", f"{window}, stride {step}"),
+            ("container", container.fingerprint),
+            ("payload sha256", report.get("payload_sha256")),
+        ]
+    )
+
+
+def _dump(
+    path: Path, nll: object, report: dict[str, object], provenance: dict[str, object]
+) -> dict[str, object]:
+    import numpy as np
+
+    from larql.provenance import write_sidecar
+    from larql.runtime.dump import write_dump
+
+    column = np.asarray(nll, dtype=np.float32)[:, None]
+    hashes = dataclasses.asdict(write_dump(path, (len(column), 1), [column], "nll"))
+    shape = [len(column), 1]
+    write_sidecar(path, {"kind": "nll", "shape": shape, **hashes, **report, **provenance})
+    return {"nll_dump": path.absolute(), **hashes}

@@ -1,0 +1,182 @@
+"""``larql show``: a container described from its metadata alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import typer
+
+from larql.cli import render
+from larql.cli.models import open_model
+from larql.cli.options import Model
+from larql.cli.output import output_of
+from larql.errors import LarqlError
+from larql.format.container import Container
+from larql.format.graph import Component, DenseFfn, SoftmaxAttention
+
+__all__ = ["command"]
+
+
+def command(ctx: typer.Context, model: Model) -> None:
+    """Describe a container from its metadata.
+
+    Identity, source and licence, what each layer computes, what is stored in which encoding, and
+    the files. No tensor is read, so it works while segments are missing.
+
+    Examples
+    --------
+    larql show model.vindex3
+
+    larql show model.vindex3 --json | jq .bits_per_weight
+    """
+    output = output_of(ctx)
+    container = open_model(model, output)
+    components, problem = _components(container)
+    if problem is not None:
+        render.warning(output, problem)
+    if output.json:
+        render.document(output, _document(container, components))
+    else:
+        _print(container, components)
+
+
+def _components(container: Container) -> tuple[tuple[Component, ...], str | None]:
+    if container.index.system_graph is None:
+        return (), "the container has no system graph"
+    try:
+        return container.graph.components, None
+    except LarqlError as error:
+        return (), f"the layers cannot be shown: {error}"
+
+
+def _bits_per_weight(container: Container) -> float:
+    elements = sum(share.elements for share in container.census())
+    return 8 * sum(share.nbytes for share in container.census()) / elements if elements else 0.0
+
+
+def _identity(container: Container) -> list[tuple[str, object]]:
+    index = container.index
+    source = index.source
+    weights = source.get("weights")
+    hashes = (
+        [w.get("sha256") for w in weights if isinstance(w, dict)]
+        if isinstance(weights, list)
+        else []
+    )
+    return [
+        ("model", index.model),
+        ("family", index.family),
+        ("licence", source.get("licence") or "not stated by the source"),
+        ("generation", f"{container.generation.value} (schema {index.schema.number})"),
+        ("fingerprint", container.fingerprint),
+        ("source", source.get("format")),
+        ("source sha256", ", ".join(str(value) for value in hashes) or None),
+        ("authority", index.authority),
+        ("parameters", f"{sum(share.elements for share in container.census()):,}"),
+        ("bits per weight", f"{_bits_per_weight(container):.3f}"),
+        ("size", render.bytes_text(sum(entry.size for entry in index.files.values()))),
+    ]
+
+
+def _layer_facts(component: Component) -> Iterator[tuple[int, str, str]]:
+    for layer in component.layers:
+        texts = {"attention": "", "ffn": ""}
+        for block in layer.blocks:
+            mixer = block.mixer
+            if isinstance(mixer, SoftmaxAttention):
+                span = "full" if mixer.window is None else f"window {mixer.window}"
+                rope = "no rope" if mixer.rope is None else f"rope θ {mixer.rope.theta:g}"
+                texts[block.site] = (
+                    f"softmax {mixer.heads}/{mixer.kv_heads} × {mixer.key_dim}, {span}, {rope}"
+                )
+            elif isinstance(mixer, DenseFfn):
+                texts[block.site] = f"{mixer.activation} {mixer.up.outputs}"
+        yield layer.index, texts["attention"], texts["ffn"]
+
+
+def _folded(component: Component) -> Iterator[tuple[str, str, str]]:
+    """Yield runs of equal layers as one row, with their half-open range."""
+    rows = list(_layer_facts(component))
+    first = 0
+    for i, row in enumerate(rows):
+        if i + 1 == len(rows) or rows[i + 1][1:] != row[1:]:
+            yield f"{first}:{i + 1}", row[1], row[2]
+            first = i + 1
+
+
+def _print(container: Container, components: tuple[Component, ...]) -> None:
+    render.key_values(_identity(container))
+    for component in components:
+        render.line()
+        head = "tied to the embedding" if component.head.tied else "own weights"
+        render.line(
+            f"component {render.printable(component.id)}: {len(component.layers)} layers, hidden "
+            f"{component.hidden_size}, vocabulary {component.vocab_size}, context "
+            f"{component.context_length}, head {head}"
+        )
+        render.table(["layers", "attention", "ffn"], _folded(component))
+    render.line()
+    total = sum(share.elements for share in container.census()) or 1
+    render.table(
+        ["encoding", "tensors", "elements", "share", "bytes"],
+        [
+            (
+                s.encoding,
+                s.tensors,
+                f"{s.elements:,}",
+                f"{100 * s.elements / total:.2f} %",
+                f"{s.nbytes:,}",
+            )
+            for s in container.census()
+        ],
+        right=["tensors", "elements", "share", "bytes"],
+    )
+    render.line()
+    segments = container.index.segments
+    rows: list[tuple[str, str, str]] = [
+        (name, f"{entry.size:,}", entry.sha256[:16])
+        for name, entry in container.index.files.items()
+        if name not in segments
+    ]
+    size = sum(entry.size for entry in segments.values())
+    rows.append((f"segments/ ({len(segments)} files)", f"{size:,}", ""))
+    render.table(["file", "bytes", "sha256"], rows, right=["bytes"])
+    for note in container.index.notes:
+        render.line(f"note: {render.printable(note)}")
+
+
+def _document(container: Container, components: tuple[Component, ...]) -> dict[str, object]:
+    index = container.index
+    return {
+        "path": container.path.absolute(),
+        "model": index.model,
+        "family": index.family,
+        "licence": index.source.get("licence"),
+        "generation": container.generation.value,
+        "schema": index.schema.number,
+        "fingerprint": container.fingerprint,
+        "source": dict(index.source),
+        "authority": index.authority,
+        "hidden_size": index.hidden_size,
+        "num_layers": index.num_layers,
+        "parameters": sum(share.elements for share in container.census()),
+        "bits_per_weight": _bits_per_weight(container),
+        "components": [
+            {
+                "id": component.id,
+                "hidden_size": component.hidden_size,
+                "vocab_size": component.vocab_size,
+                "context_length": component.context_length,
+                "tied_head": component.head.tied,
+                "layers": [
+                    {"index": i, "attention": attention, "ffn": ffn}
+                    for i, attention, ffn in _layer_facts(component)
+                ],
+            }
+            for component in components
+        ],
+        "encodings": list(container.census()),
+        "end_of_text_ids": index.text.get("end_of_text_ids"),
+        "files": dict(index.files),
+        "notes": list(index.notes),
+    }
