@@ -66,7 +66,7 @@ def read_decoder(decoder: Mapping[str, object] | None, where: str) -> DecoderRul
     TokenizerError
         For any other decoder, by name.
     """
-    steps = [decoder]
+    steps: list[object] = [decoder]
     if decoder is not None and decoder.get("type") == "Sequence":
         listed = decoder.get("decoders")
         steps = listed if isinstance(listed, list) else []
@@ -77,8 +77,8 @@ def read_decoder(decoder: Mapping[str, object] | None, where: str) -> DecoderRul
         match step:
             case {"type": "ByteLevel"}:
                 byte_level = True
-            case {"type": "Metaspace", "replacement": str(space)}:
-                strip = 0 if step.get("prepend_scheme") == "never" else 1
+            case {"type": "Metaspace", "replacement": str(space), "prepend_scheme": scheme}:
+                strip = 0 if scheme == "never" else 1
             case {"type": "Replace", "pattern": {"String": str(space)}, "content": " "}:
                 pass
             case {"type": "ByteFallback"}:
@@ -145,7 +145,11 @@ class PieceTable:
         return known
 
     def __contains__(self, token_id: int) -> bool:
-        return 0 <= token_id < 1 << 32 and self._tokenizer.id_to_token(token_id) is not None
+        return self._piece(token_id) is not None
+
+    def _piece(self, token_id: int) -> str | None:
+        # The library takes a u32 and raises OverflowError for anything else.
+        return self._tokenizer.id_to_token(token_id) if 0 <= token_id < 1 << 32 else None
 
     def missing_bytes(self) -> frozenset[int]:
         """Byte values that no token stands for; empty unless the vocabulary is byte-level."""
@@ -158,12 +162,12 @@ class PieceTable:
         )
 
     def _bytes(self, token_id: int) -> bytes:
-        if token_id not in self:
+        piece = self._piece(token_id)
+        if piece is None:
             raise TokenizerError(
                 f"{self._where}: {token_id} is no token; the vocabulary has "
                 f"{self._tokenizer.get_vocab_size()} of them"
             )
-        piece = self._tokenizer.id_to_token(token_id)
         if self._rule.byte_level:
             alphabet = _byte_of_character()
             if token_id in self._added or not all(letter in alphabet for letter in piece):

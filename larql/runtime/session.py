@@ -109,6 +109,10 @@ class Session:
         """Return to a snapshot, as if nothing had happened since."""
         self.state.restore(snapshot)
 
+    def can_truncate(self, length: int) -> bool:
+        """Return whether :meth:`truncate` to ``length`` positions would succeed."""
+        return self.state.can_truncate(length)
+
     def truncate(self, length: int) -> None:
         """Forget all positions from ``length`` on."""
         self.state.truncate(length)

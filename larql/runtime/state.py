@@ -142,6 +142,12 @@ class State:
             region.restore(rows)
         self.length = snapshot.length
 
+    def can_truncate(self, length: int) -> bool:
+        """Return whether going back to ``length`` positions loses no row that is still needed."""
+        return 0 <= length <= self.length and all(
+            region.can_truncate(self.length, length) for region in self._regions.values()
+        )
+
     def truncate(self, length: int) -> None:
         """Forget all positions from ``length`` on.
 

@@ -279,7 +279,7 @@ def _parse(path: Path) -> Tokenizer:
 
 
 def _bos_ids(tokenizer: Tokenizer, settings: _Settings) -> tuple[int, ...]:
-    """What stands before a text: as declared, else as the post-processor does it."""
+    """Return what stands before a text: as declared, else as the post-processor does it."""
     declared = settings.config.get("add_bos_token")
     if declared is False:
         return ()
@@ -309,7 +309,7 @@ def _end_ids(tokenizer: Tokenizer, settings: _Settings) -> tuple[int, ...]:
     for value in stored if isinstance(stored, list) else [stored]:
         if value is None:
             continue
-        if not isinstance(value, int) or isinstance(value, bool) or value < 0:
+        if not isinstance(value, int) or value < 0:
             raise TokenizerError(
                 f"{settings.where[GENERATION]}: eos_token_id is {shown(str(stored))}; expected a "
                 f"token id or a list of them"

@@ -90,3 +90,7 @@ class Backend(ABC):
     @abstractmethod
     def logits(self, op: Head, carrier: Carrier) -> npt.NDArray[np.float32]:
         """Return the logits of a carrier: norm, product, multiplier, softcap; ``[T, vocab]``."""
+
+    @abstractmethod
+    def log_sum_exp(self, rows: npt.NDArray[np.float32]) -> npt.NDArray[np.float64]:
+        """Return ``log(sum(exp(row)))`` of each row of logits, float64 ``[T]``."""

@@ -120,6 +120,12 @@ class ReferenceBackend(Backend):
             logits = op.softcap * np.tanh(logits / op.softcap)
         return logits.astype(np.float32)
 
+    def log_sum_exp(self, rows: npt.NDArray[np.float32]) -> npt.NDArray[np.float64]:
+        """Return ``log(sum(exp(row)))`` of each row."""
+        largest = rows.max(axis=1).astype(np.float64)
+        sums = np.exp(rows.astype(np.float64) - largest[:, None]).sum(axis=1)
+        return np.asarray(largest + np.log(sums), dtype=np.float64)
+
     def _vector(self, name: str) -> Float64:
         operand = self._operands[name]
         return decode(operand.encoding, operand.data, operand.shape[-1]).astype(np.float64)
@@ -239,8 +245,8 @@ def _rotate(x: Float64, rope: Rope, frequencies: Float64, position: int) -> Floa
 
 def _attend(mixer: SoftmaxAttention, query: Float64, region: KvRegion, position: int) -> Float64:
     """Return the mixed values of one position, all heads side by side."""
-    positions = region.kept(position + 1)
-    slots = positions % region.capacity
+    first = 0 if mixer.window is None else max(0, position - mixer.window + 1)
+    slots = np.arange(first, position + 1) % region.capacity
     keys, values = region.keys[slots], region.values[slots]
     group = mixer.heads // mixer.kv_heads
     mixed = np.empty((mixer.heads, mixer.value_dim))

@@ -1,0 +1,276 @@
+"""The fast executor: Numba kernels over mapped weights, float32 activations."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from larql.errors import PlatformError, UnsupportedRefusal
+from larql.format.graph import (
+    Block,
+    DenseFfn,
+    Embed,
+    Head,
+    KvRows,
+    Linear,
+    Norm,
+    Rope,
+    SoftmaxAttention,
+)
+from larql.kernels import setup
+from larql.runtime.backends.base import Backend, Carrier
+from larql.runtime.operands import StoredOperand
+from larql.runtime.state import KvRegion
+
+__all__ = ["ProductionBackend", "production_backend"]
+
+Float32 = npt.NDArray[np.float32]
+
+_CHUNK = 512
+
+
+def production_backend(threads: int | None) -> ProductionBackend:
+    """Set the kernels up and return a backend.
+
+    Parameters
+    ----------
+    threads : int or None
+        1 to 64; None: one for each usable core.
+
+    Raises
+    ------
+    PlatformError
+        If ``LARQL_ISA`` names no level or one that this machine lacks, or the kernels cannot be
+        set up.
+    """
+    try:
+        setup.configure(threads)
+    except (ValueError, RuntimeError) as error:
+        raise PlatformError(f"the production kernels cannot run: {error}") from None
+    from larql.kernels.threads import set_threads
+
+    count = setup.current().threads if threads is None else threads
+    set_threads(count)
+    return ProductionBackend(count)
+
+
+@dataclass(frozen=True)
+class _Rotation:
+    """cos and sin of a run of positions, float32 ``[T, dims / 2]``."""
+
+    start: int
+    cos: Float32
+    sin: Float32
+
+
+class ProductionBackend(Backend):
+    """Executes with Numba kernels; see the module. :func:`production_backend` makes one."""
+
+    name = "production"
+    numerics = "float32 arithmetic, exact dequantised weights, float32 carrier"
+    default_chunk = _CHUNK
+
+    def __init__(self, threads: int) -> None:
+        self.threads = threads
+        self._operands: dict[str, StoredOperand] = {}
+        self._vectors: dict[str, Float32] = {}
+        self._rotations: dict[Rope, _Rotation] = {}
+        self._frequencies: dict[Rope, npt.NDArray[np.float64]] = {}
+
+    def environment(self) -> dict[str, object]:
+        """Return instruction set and compiler versions."""
+        return dict(setup.features())
+
+    def bind(self, operand: StoredOperand) -> None:
+        """Keep a matrix as mapped bytes, and a vector decoded."""
+        from larql.kernels.encodings import BLOCKS
+
+        if operand.encoding.name not in BLOCKS:
+            raise UnsupportedRefusal(
+                f"operand {operand.name}: no production kernel for {operand.encoding.name}; run "
+                f"with --backend reference"
+            )
+        self._operands[operand.name] = operand
+        if len(operand.shape) == 1:
+            self._vectors[operand.name] = _decoded(operand)
+
+    def region(self, spec: KvRows, context: int, block: int) -> KvRegion:
+        """Make a float32 region."""
+        return KvRegion(spec, context, block, np.float32)
+
+    def embed(self, op: Embed, ids: npt.NDArray[np.int64]) -> Carrier:
+        """Decode the rows of the ids and scale them."""
+        from larql.kernels.embedding import gather
+
+        operand = self._operands[op.weight]
+        out = np.empty((len(ids), op.width), np.float32)
+        gather(
+            operand.data, operand.encoding.name, op.vocab, op.width,
+            np.ascontiguousarray(ids), op.scale, out,
+        )  # fmt: skip
+        return out
+
+    def write(
+        self, block: Block, carrier: Carrier, region: KvRegion | None, start: int
+    ) -> Carrier:
+        """Run one block and add its output."""
+        from larql.kernels.elementwise import add_scaled
+
+        inputs = self._norm(block.norm, carrier)
+        mixer = block.mixer
+        if isinstance(mixer, DenseFfn):
+            delta = self._ffn(mixer, inputs)
+        elif region is not None:
+            delta = self._attention(mixer, inputs, region, start)
+        else:
+            raise AssertionError("attention runs with a region")
+        delta = self._norm(block.post_norm, delta)
+        carrier = np.ascontiguousarray(carrier)
+        add_scaled(carrier, delta, block.residual_scale)
+        return carrier
+
+    def final_norm(self, op: Head, carrier: Carrier) -> Float32:
+        """Return the head's norm of each position."""
+        return self._norm(op.norm, carrier)
+
+    def logits(self, op: Head, carrier: Carrier) -> Float32:
+        """Return the logits of each position."""
+        from larql.kernels.elementwise import scale, softcap
+
+        rows = self._norm(op.norm, np.ascontiguousarray(carrier))
+        logits = self._product(op.weight, rows)
+        if op.multiplier != 1.0:
+            scale(logits, op.multiplier)
+        if op.softcap is not None:
+            softcap(logits, op.softcap)
+        return logits
+
+    def log_sum_exp(self, rows: Float32) -> npt.NDArray[np.float64]:
+        """Return ``log(sum(exp(row)))`` of each row."""
+        from larql.kernels.likelihood import log_sum_exp
+
+        return log_sum_exp(np.ascontiguousarray(rows))
+
+    def _product(self, name: str, x: Float32) -> Float32:
+        from larql.kernels.product import product
+
+        operand = self._operands[name]
+        rows, columns = operand.shape
+        out = np.empty((len(x), rows), np.float32)
+        product(operand.data, operand.encoding.name, rows, columns, x, out)
+        return out
+
+    def _linear(self, linear: Linear, x: Float32) -> Float32:
+        out = self._product(linear.weight, x)
+        if linear.bias is not None:
+            out += self._vectors[linear.bias]
+        return out
+
+    def _norm(self, norm: Norm | None, x: Float32) -> Float32:
+        """Normalise rows of ``x``, ``[n, width]``."""
+        if norm is None:
+            return x
+        from larql.kernels.norm import layer_norm, rms_norm
+
+        x = np.ascontiguousarray(x)
+        out = np.empty_like(x)
+        weight = None if norm.weight is None else self._vectors[norm.weight]
+        if norm.kind == "rms":
+            rms_norm(x, weight, norm.offset, norm.eps, out)
+        else:
+            bias = None if norm.bias is None else self._vectors[norm.bias]
+            layer_norm(x, weight, bias, norm.offset, norm.eps, out)
+        return out
+
+    def _ffn(self, mixer: DenseFfn, x: Float32) -> Float32:
+        from larql.kernels.activation import activate, gate
+
+        kind = "gelu_erf" if mixer.activation == "gelu" else mixer.activation
+        up = self._linear(mixer.up, x)
+        if mixer.gate is None:
+            activate(up, kind, up)
+        else:
+            gate(self._linear(mixer.gate, x), up, kind, up)
+        return self._linear(mixer.down, up)
+
+    def _attention(
+        self, mixer: SoftmaxAttention, x: Float32, region: KvRegion, start: int
+    ) -> Float32:
+        from larql.kernels.attention import attend
+
+        count = len(x)
+        q = self._heads(self._linear(mixer.q, x), mixer.heads, mixer.key_dim, mixer.q_norm)
+        k = self._heads(self._linear(mixer.k, x), mixer.kv_heads, mixer.key_dim, mixer.k_norm)
+        v = self._linear(mixer.v, x).reshape(count, mixer.kv_heads, mixer.value_dim)
+        if mixer.rope is not None:
+            from larql.kernels.rope import rotate
+
+            rotation = self._rotation(mixer.rope, start, count)
+            rotate(q, rotation.cos, rotation.sin, mixer.rope.layout)
+            rotate(k, rotation.cos, rotation.sin, mixer.rope.layout)
+        region.write(start, k, v)
+        out = np.empty((count, mixer.heads, mixer.value_dim), np.float32)
+        attend(
+            q, region.keys, region.values, start, mixer.window or 0, mixer.scale,
+            mixer.softcap or 0.0, None, out,
+        )  # fmt: skip
+        return self._linear(mixer.o, out.reshape(count, -1))
+
+    def _heads(self, x: Float32, heads: int, dim: int, norm: Norm | None) -> Float32:
+        rows = self._norm(norm, x.reshape(-1, dim))
+        return rows.reshape(len(x), heads, dim)
+
+    def _rotation(self, rope: Rope, start: int, count: int) -> _Rotation:
+        """Return cos and sin of positions ``start .. start + count``, shared by all layers."""
+        from larql.kernels.rope import rotation_table
+
+        found = self._rotations.get(rope)
+        if found is None or found.start != start or len(found.cos) != count:
+            shape = (count, rope.dims // 2)
+            found = _Rotation(start, np.empty(shape, np.float32), np.empty(shape, np.float32))
+            rotation_table(self._radians(rope), start, count, found.cos, found.sin)
+            self._rotations[rope] = found
+        return found
+
+    def _radians(self, rope: Rope) -> npt.NDArray[np.float64]:
+        """Return radians per position of each rotated pair; + - * / of exact frequencies only."""
+        from larql.kernels.rope import inverse_frequencies
+
+        if rope not in self._frequencies:
+            frequencies = inverse_frequencies(rope.theta, rope.dims)
+            scaling = rope.scaling
+            if scaling is not None and scaling.kind == "linear":
+                frequencies = frequencies / scaling.factor
+            elif scaling is not None:
+                frequencies = np.array(_llama3(frequencies, rope))
+            if rope.factors is not None:
+                frequencies = frequencies / self._vectors[rope.factors].astype(np.float64)
+            self._frequencies[rope] = np.ascontiguousarray(frequencies)
+        return self._frequencies[rope]
+
+
+def _decoded(operand: StoredOperand) -> Float32:
+    """Return a vector as float32, exactly."""
+    from larql.format.codec import decode
+
+    return np.ascontiguousarray(decode(operand.encoding, operand.data, operand.shape[0]))
+
+
+def _llama3(frequencies: Sequence[float] | npt.NDArray[np.float64], rope: Rope) -> list[float]:
+    """Return frequencies with long wavelengths stretched, short ones kept, a blend between."""
+    scaling = rope.scaling
+    assert scaling is not None and scaling.low_freq_factor and scaling.high_freq_factor
+    assert scaling.original_context
+    found = []
+    for frequency in map(float, frequencies):
+        turns = scaling.original_context * frequency / (2.0 * math.pi)
+        blend = (turns - scaling.low_freq_factor) / (
+            scaling.high_freq_factor - scaling.low_freq_factor
+        )
+        blend = min(1.0, max(0.0, blend))
+        found.append((1.0 - blend) * frequency / scaling.factor + blend * frequency)
+    return found

@@ -1,0 +1,262 @@
+"""Promise 1: the answer does not depend on how it was run, bit for bit, on either backend."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from larql.errors import UsageError
+from larql.format.container import Container
+from larql.runtime.backends.registry import make_backend
+from larql.runtime.prepared import prepare
+from larql.runtime.run import Run, RunOptions, open_run
+from larql.runtime.session import Session
+from larql.runtime.slices import Draft, Full, LayerRange
+from tests.builders.containers import make_container
+from tests.builders.models import LlamaSpec, write_llama_safetensors
+
+TOKENS = [int(t) for t in np.random.default_rng(5).integers(0, 256, 37)]
+
+
+def run_of(container: Container, backend: str, depth: int | None = None) -> Run:
+    return open_run(container, RunOptions(backend=backend, draft_depth=depth))
+
+
+def all_logits(
+    run: Run, tokens: list[int], chunk: int | None = None, context: int | None = None
+) -> npt.NDArray[np.float32]:
+    session = Session(run.prepared, context or len(tokens), chunk)
+    return session.logits(session.advance(tokens))
+
+
+def assert_same_bits(a: npt.NDArray[np.float32], b: npt.NDArray[np.float32]) -> None:
+    assert a.dtype == b.dtype == np.float32
+    assert a.tobytes() == b.tobytes()
+
+
+@pytest.mark.parametrize("chunk", [1, 3, 16])
+def test_chunks_change_no_bit(container: Container, backend: str, chunk: int) -> None:
+    run = run_of(container, backend)
+    whole = all_logits(run, TOKENS)
+    assert np.isfinite(whole).all()
+    assert_same_bits(all_logits(run, TOKENS, chunk), whole)
+
+
+def test_single_steps_equal_the_whole_prompt(container: Container, backend: str) -> None:
+    run = run_of(container, backend)
+    whole = all_logits(run, TOKENS)
+    session = run.session(len(TOKENS))
+    for position, token in enumerate(TOKENS):
+        assert_same_bits(session.step([token]), whole[position])
+
+
+def test_context_changes_no_bit(container: Container, backend: str) -> None:
+    run = run_of(container, backend)
+    assert_same_bits(all_logits(run, TOKENS, 5, 300), all_logits(run, TOKENS, 5))
+
+
+@pytest.mark.parametrize("threads", [1, 2, 3, 16])
+def test_threads_change_no_bit(container: Container, threads: int) -> None:
+    one = open_run(container, RunOptions(threads=1))
+    first = all_logits(one, TOKENS)
+    many = open_run(container, RunOptions(threads=threads))
+    assert many.prepared.backend.threads == threads
+    assert_same_bits(all_logits(many, TOKENS), first)
+
+
+def test_one_batch_of_rows_equals_single_rows_through_the_head(
+    container: Container, backend: str
+) -> None:
+    session = run_of(container, backend).session(len(TOKENS))
+    carrier = session.advance(TOKENS)
+    together = session.logits(carrier)
+    for row in range(len(TOKENS)):
+        assert_same_bits(session.logits(carrier[row : row + 1])[0], together[row])
+    streamed = np.concatenate(list(session.logit_rows(carrier)))
+    assert_same_bits(streamed, together)
+
+
+def test_a_draft_of_full_depth_is_the_full_run(container: Container, backend: str) -> None:
+    depth = container.index.num_layers
+    full, draft = run_of(container, backend), run_of(container, backend, depth)
+    assert full.prepared.plan.executed_layers == draft.prepared.plan.executed_layers
+    assert (full.prepared.reads, full.prepared.bytes_read) == (
+        draft.prepared.reads,
+        draft.prepared.bytes_read,
+    )
+    a, b = full.session(64), draft.session(64)
+    hidden_a, hidden_b = a.advance(TOKENS), b.advance(TOKENS)
+    assert_same_bits(hidden_a, hidden_b)
+    assert_same_bits(a.logits(hidden_a), b.logits(hidden_b))
+
+
+def test_a_shallower_draft_is_finite_and_differs(container: Container, backend: str) -> None:
+    depth = container.index.num_layers
+    full, draft = run_of(container, backend), run_of(container, backend, depth - 1)
+    assert draft.prepared.plan.executed_layers == tuple(range(depth - 1))
+    assert draft.prepared.reads < full.prepared.reads
+    shallow = all_logits(draft, TOKENS)
+    assert np.isfinite(shallow).all()
+    assert (shallow != all_logits(full, TOKENS)).any()
+
+
+def test_depths_that_are_no_draft_are_refused_each_for_its_reason(
+    container: Container, backend: str
+) -> None:
+    depth = container.index.num_layers
+    with pytest.raises(UsageError, match="at least layer 0"):
+        run_of(container, backend, 0)
+    with pytest.raises(UsageError, match=f"has only {depth} layers"):
+        run_of(container, backend, depth + 1)
+
+
+def test_a_draft_keeps_state_only_for_the_layers_it_runs(container: Container) -> None:
+    draft = run_of(container, "production", 1)
+    assert [spec.layer for spec in draft.prepared.plan.state()] == [0]
+
+
+@pytest.mark.parametrize("cut", [1, 2])
+def test_layer_ranges_compose(container: Container, backend: str, cut: int) -> None:
+    depth = container.index.num_layers
+    cut = min(cut, depth - 1)
+    full = run_of(container, backend).session(len(TOKENS))
+    whole = full.advance(TOKENS)
+    made = make_backend(backend)
+    embed = prepare(container, "target", Full(), made).plan.component.embed
+    carrier = made.embed(embed, np.asarray(TOKENS))
+    for wanted in (LayerRange(0, cut), LayerRange(cut, depth)):
+        part = prepare(container, "target", wanted, make_backend(backend))
+        assert all(c.layer is not None for c in part.plan.contracts())
+        carrier = Session(part, len(TOKENS), 7).advance_hidden(carrier)
+    assert_same_bits(carrier, whole)
+
+
+def test_a_layer_range_takes_no_tokens_and_gives_no_logits(container: Container) -> None:
+    part = prepare(container, "target", LayerRange(0, 1), make_backend("reference"))
+    session = Session(part, 4)
+    with pytest.raises(UsageError, match="begins with hidden states"):
+        session.advance([1])
+    with pytest.raises(UsageError, match="no logits"):
+        session.logits(np.zeros((1, 64), np.float32))
+    with pytest.raises(UsageError, match="expected 0 <= a < b"):
+        prepare(container, "target", LayerRange(1, 1), make_backend("reference"))
+    with pytest.raises(UsageError, match="shape"):
+        session.advance_hidden(np.zeros((1, 3), np.float32))
+
+
+def test_restoring_is_as_if_it_had_never_happened(container: Container, backend: str) -> None:
+    run = run_of(container, backend)
+    straight, wandering = run.session(64), run.session(64)
+    straight.advance(TOKENS[:11])
+    wandering.advance(TOKENS[:11])
+    snapshot = wandering.snapshot()
+    wandering.advance(TOKENS[20:33])
+    wandering.restore(snapshot)
+    assert wandering.position == 11
+    assert_same_bits(wandering.advance(TOKENS[11:]), straight.advance(TOKENS[11:]))
+
+
+def test_truncating_equals_never_having_advanced(containers: dict[str, Container]) -> None:
+    run = run_of(containers["llama"], "production")
+    straight, wandering = run.session(64), run.session(64)
+    straight.advance(TOKENS[:11])
+    wandering.advance(TOKENS[:30])
+    wandering.truncate(11)
+    assert_same_bits(wandering.advance(TOKENS[11:]), straight.advance(TOKENS[11:]))
+
+
+def test_a_window_that_dropped_rows_refuses_to_truncate(containers: dict[str, Container]) -> None:
+    run = run_of(containers["gemma"], "production")
+    session = Session(run.prepared, 64, 2)
+    session.advance(TOKENS[:30])
+    assert session.can_truncate(28)
+    assert not session.can_truncate(11)
+    with pytest.raises(UsageError, match="window of layer 0 has dropped rows"):
+        session.truncate(11)
+    assert session.position == 30
+
+
+@pytest.mark.parametrize("name", ["llama", "gemma"])
+def test_a_failed_step_leaves_the_state_as_it_was(
+    containers: dict[str, Container],
+    backend: str,
+    name: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    run = run_of(containers[name], backend)
+    straight, failing = Session(run.prepared, 64, 4), Session(run.prepared, 64, 4)
+    straight.advance(TOKENS[:9])
+    failing.advance(TOKENS[:9])
+    made = run.prepared.backend
+    original, calls = made.write, []
+
+    def breaks_in_the_third_block(*arguments):  # type: ignore[no-untyped-def]
+        calls.append(1)
+        if len(calls) > 2 * 2 * len(run.prepared.plan.layers) + 3:
+            raise KeyboardInterrupt
+        return original(*arguments)
+
+    monkeypatch.setattr(made, "write", breaks_in_the_third_block)
+    with pytest.raises(KeyboardInterrupt):
+        failing.advance(TOKENS[9:29])
+    monkeypatch.setattr(made, "write", original)
+    assert failing.position == 9
+    assert_same_bits(failing.advance(TOKENS[9:]), straight.advance(TOKENS[9:]))
+
+
+def test_window_edge(containers: dict[str, Container], backend: str) -> None:
+    """Window 4 in one layer: token 0 reaches position 3 and not position 4."""
+    run = run_of(containers["gemma"], backend, 1)
+    changed = [(TOKENS[0] + 1) % 256, *TOKENS[1:8]]
+    a, b = all_logits(run, TOKENS[:8]), all_logits(run, changed)
+    assert (a[3] != b[3]).any()
+    for position in range(4, 8):
+        assert_same_bits(a[position], b[position])
+
+
+def test_production_agrees_with_the_reference(container: Container) -> None:
+    exact = all_logits(run_of(container, "reference"), TOKENS)
+    fast = all_logits(run_of(container, "production"), TOKENS)
+    assert np.abs(fast - exact).max() <= 2e-5 * np.abs(exact).max()
+    assert (fast.argmax(axis=1) == exact.argmax(axis=1)).all()
+
+
+def test_log_sum_exp_agrees(container: Container) -> None:
+    run = run_of(container, "production")
+    rows = all_logits(run, TOKENS[:5])
+    expected = make_backend("reference").log_sum_exp(rows)
+    assert np.allclose(run.prepared.backend.log_sum_exp(rows), expected, rtol=0, atol=1e-13)
+
+
+def test_tokens_outside_the_vocabulary_and_full_contexts_are_refused(container: Container) -> None:
+    session = run_of(container, "production").session(4)
+    with pytest.raises(UsageError, match="token 256 at position 1"):
+        session.advance([1, 256])
+    with pytest.raises(UsageError, match="token -1"):
+        session.advance([-1])
+    with pytest.raises(UsageError, match="no tokens"):
+        session.advance([])
+    session.advance([1, 2, 3])
+    with pytest.raises(UsageError, match="5 positions do not fit a context of 4"):
+        session.advance([1, 2])
+    assert session.position == 3
+    for arguments in ((0,), (4, 0)):
+        with pytest.raises(UsageError):
+            Session(session.prepared, *arguments)
+
+
+def test_layers_behind_a_draft_cost_it_nothing(tmp_path: Path, backend: str) -> None:
+    """A draft reads nothing of the layers it leaves out: its reads do not see their number."""
+    deep = make_container(
+        write_llama_safetensors(tmp_path / "deep", LlamaSpec(layers=6)), tmp_path / "deep.vindex3"
+    )
+    shallow = make_container(
+        write_llama_safetensors(tmp_path / "shallow", LlamaSpec(layers=2)),
+        tmp_path / "shallow.vindex3",
+    )
+    a = prepare(deep, "target", Draft(2), make_backend(backend))
+    b = prepare(shallow, "target", Full(), make_backend(backend))
+    assert (a.reads, a.bytes_read) == (b.reads, b.bytes_read)
