@@ -271,10 +271,9 @@ def _parse(path: Path) -> Tokenizer:
         raise
     # The library raises bare Exception, and a panic of its Rust code derives from BaseException.
     except BaseException as problem:  # noqa: BLE001
-        reason = " ".join(str(problem).split())
         raise TokenizerError(
-            f"{path}: is not a tokenizer that can be loaded: {shown(reason)}; extract the model "
-            f"again"
+            f"{path}: is not a tokenizer that can be loaded: {shown(str(problem))}; extract the "
+            f"model again"
         ) from None
 
 
@@ -309,7 +308,7 @@ def _end_ids(tokenizer: Tokenizer, settings: _Settings) -> tuple[int, ...]:
     for value in stored if isinstance(stored, list) else [stored]:
         if value is None:
             continue
-        if not isinstance(value, int) or value < 0:
+        if not isinstance(value, int) or isinstance(value, bool) or value < 0:
             raise TokenizerError(
                 f"{settings.where[GENERATION]}: eos_token_id is {shown(str(stored))}; expected a "
                 f"token id or a list of them"
