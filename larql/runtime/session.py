@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 
 import numpy as np
 import numpy.typing as npt
@@ -11,6 +12,7 @@ from larql.errors import UsageError
 from larql.runtime.backends.base import Carrier
 from larql.runtime.executor import traverse
 from larql.runtime.head import logit_rows, logits
+from larql.runtime.plan import check_tokens
 from larql.runtime.prepared import PreparedOperands
 from larql.runtime.state import State, StateSnapshot
 
@@ -128,11 +130,12 @@ class Session:
         # Only a step of several blocks can overwrite rows that the state before it still needs.
         entry = self.state.snapshot() if self.position and count > self.chunk else None
         began = self.position
+        walk = partial(traverse, self.plan, self._backend, self.state)
         parts = []
         try:
             for first in range(0, count, self.chunk):
                 last = min(first + self.chunk, count)
-                parts.append(traverse(self.plan, self._backend, self.state, rows(first, last)))
+                parts.append(self._backend.advance(walk, self.plan, self.state, rows(first, last)))
                 self.state.length = began + last
         except BaseException:
             if entry is not None:
@@ -140,18 +143,3 @@ class Session:
             self.state.length = began
             raise
         return parts[0] if len(parts) == 1 else np.concatenate(parts)
-
-
-def check_tokens(tokens: Sequence[int], vocab: int) -> None:
-    """Refuse token ids outside a vocabulary.
-
-    Raises
-    ------
-    UsageError
-        Naming the first bad position.
-    """
-    for position, token in enumerate(tokens):
-        if not 0 <= token < vocab:
-            raise UsageError(
-                f"token {token} at position {position} is outside the vocabulary of {vocab}"
-            )

@@ -66,6 +66,10 @@ class KvRegion:
         """Bytes that the region occupies."""
         return int(self.keys.nbytes + self.values.nbytes)
 
+    def rows(self, part: Floats) -> Floats:
+        """Return keys or values as a matrix, one row for each slot of the ring."""
+        return part.reshape(self.capacity, -1)
+
     def write(self, start: int, keys: Floats, values: Floats) -> None:
         """Store rows of positions ``start, start + 1, …``."""
         slots = np.arange(start, start + len(keys)) % self.capacity

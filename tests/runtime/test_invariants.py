@@ -53,6 +53,22 @@ def test_single_steps_equal_the_whole_prompt(container: Container, backend: str)
         assert_same_bits(session.step([token]), whole[position])
 
 
+@pytest.mark.parametrize("name", ["llama", "gemma", "quantised"])
+def test_single_steps_across_blocks_of_keys(containers: dict[str, Container], name: str) -> None:
+    """Recorded steps are recorded anew where attention reaches another block of keys."""
+    tokens = [(7 * i) % 256 for i in range(200)]
+    run = run_of(containers[name], "production")
+    whole = all_logits(run, tokens)
+    assert_same_bits(all_logits(run, tokens, 1), whole)
+    session = Session(run.prepared, 200, 64)
+    session.advance(tokens[:100])
+    for position in range(100, 135):
+        assert_same_bits(session.step(tokens[position : position + 1]), whole[position])
+    session.truncate(105) if session.can_truncate(105) else None
+    for position in range(session.position, 140):
+        assert_same_bits(session.step(tokens[position : position + 1]), whole[position])
+
+
 def test_context_changes_no_bit(container: Container, backend: str) -> None:
     run = run_of(container, backend)
     assert_same_bits(all_logits(run, TOKENS, 5, 300), all_logits(run, TOKENS, 5))

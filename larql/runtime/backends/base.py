@@ -8,13 +8,18 @@ operation is its own affair.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
 from larql.format.graph import Block, Embed, Head, KvRows
 from larql.runtime.operands import StoredOperand
-from larql.runtime.state import KvRegion
+from larql.runtime.state import KvRegion, State
+
+if TYPE_CHECKING:
+    from larql.runtime.plan import Plan
 
 __all__ = ["Backend", "Carrier"]
 
@@ -82,6 +87,29 @@ class Backend(ABC):
         -------
         float32 ``[T, hidden]``
         """
+
+    def advance(
+        self, walk: Callable[[Carrier], Carrier], plan: Plan, state: State, carrier: Carrier
+    ) -> Carrier:
+        """Carry hidden states through a plan's layers.
+
+        Parameters
+        ----------
+        walk : callable
+            The traversal of the layers, which calls this backend's operations in order.
+        plan : Plan
+            What the traversal executes.
+        state : State
+            Where its rows are stored; the first position is ``state.length``.
+        carrier : float32 ``[T, hidden]``
+
+        Returns
+        -------
+        float32 ``[T, hidden]``
+            What ``walk(carrier)`` returns. A backend may remember the calls of one traversal and
+            make them again instead of walking.
+        """
+        return walk(carrier)
 
     @abstractmethod
     def final_norm(self, op: Head, carrier: Carrier) -> npt.NDArray[np.float32]:

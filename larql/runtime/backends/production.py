@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import numpy.typing as npt
@@ -23,14 +24,18 @@ from larql.format.graph import (
 )
 from larql.kernels import setup
 from larql.runtime.backends.base import Backend, Carrier
+from larql.runtime.backends.step_program import StepProgram, step_key
 from larql.runtime.operands import StoredOperand
-from larql.runtime.state import KvRegion
+from larql.runtime.plan import Plan
+from larql.runtime.state import KvRegion, State
 
 __all__ = ["ProductionBackend", "production_backend"]
 
 Float32 = npt.NDArray[np.float32]
 
 _CHUNK = 512
+# Of what the kernels say of themselves, what could have to do with a number.
+_FACTS = ("isa", "cpu_name", "cpu_features", "threading_layer", "numba", "llvmlite")
 
 
 def production_backend(threads: int | None) -> ProductionBackend:
@@ -80,10 +85,12 @@ class ProductionBackend(Backend):
         self._vectors: dict[str, Float32] = {}
         self._rotations: dict[Rope, _Rotation] = {}
         self._frequencies: dict[Rope, npt.NDArray[np.float64]] = {}
+        self._steps: WeakKeyDictionary[State, StepProgram] = WeakKeyDictionary()
 
     def environment(self) -> dict[str, object]:
         """Return instruction set and compiler versions."""
-        return dict(setup.features())
+        facts = setup.features()
+        return {name: facts[name] for name in _FACTS}
 
     def bind(self, operand: StoredOperand) -> None:
         """Keep a matrix as mapped bytes, and a vector decoded."""
@@ -114,9 +121,29 @@ class ProductionBackend(Backend):
         )  # fmt: skip
         return out
 
-    def write(
-        self, block: Block, carrier: Carrier, region: KvRegion | None, start: int
+    def advance(
+        self, walk: Callable[[Carrier], Carrier], plan: Plan, state: State, carrier: Carrier
     ) -> Carrier:
+        """Walk the layers; for a single position, by a recorded program where there is one.
+
+        Interpreting the walk costs more time than a small model's arithmetic. The calls of a
+        single position differ only by that position until attention spans another block of keys,
+        so they are recorded once for each block.
+        """
+        if len(carrier) != 1:
+            return walk(carrier)
+        key = step_key(plan, state.length)
+        step = self._steps.get(state)
+        if step is None or not step.fits(key):
+            rotations, self._rotations = self._rotations, {}
+            try:
+                step = StepProgram(key, walk, carrier, state.length)
+            finally:
+                self._rotations = rotations
+            self._steps[state] = step
+        return step.run(carrier, state.length)
+
+    def write(self, block: Block, carrier: Carrier, region: KvRegion | None, start: int) -> Carrier:
         """Run one block and add its output."""
         from larql.kernels.elementwise import add_scaled
 
@@ -167,7 +194,9 @@ class ProductionBackend(Backend):
     def _linear(self, linear: Linear, x: Float32) -> Float32:
         out = self._product(linear.weight, x)
         if linear.bias is not None:
-            out += self._vectors[linear.bias]
+            from larql.kernels.elementwise import add_row
+
+            add_row(out, self._vectors[linear.bias])
         return out
 
     def _norm(self, norm: Norm | None, x: Float32) -> Float32:
@@ -201,6 +230,7 @@ class ProductionBackend(Backend):
         self, mixer: SoftmaxAttention, x: Float32, region: KvRegion, start: int
     ) -> Float32:
         from larql.kernels.attention import attend
+        from larql.kernels.ring import write_rows
 
         count = len(x)
         q = self._heads(self._linear(mixer.q, x), mixer.heads, mixer.key_dim, mixer.q_norm)
@@ -212,7 +242,8 @@ class ProductionBackend(Backend):
             rotation = self._rotation(mixer.rope, start, count)
             rotate(q, rotation.cos, rotation.sin, mixer.rope.layout)
             rotate(k, rotation.cos, rotation.sin, mixer.rope.layout)
-        region.write(start, k, v)
+        write_rows(k.reshape(count, -1), region.rows(region.keys), start)
+        write_rows(v.reshape(count, -1), region.rows(region.values), start)
         out = np.empty((count, mixer.heads, mixer.value_dim), np.float32)
         attend(
             q, region.keys, region.values, start, mixer.window or 0, mixer.scale,

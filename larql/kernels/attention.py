@@ -1,0 +1,345 @@
+"""Softmax attention of new queries over a ring of keys and values."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from larql.kernels import setup
+from larql.kernels.check import EMPTY, refuse
+from larql.kernels.jit import (
+    BYTES,
+    CUBE,
+    READ_VECTOR,
+    REAL,
+    WORD,
+    Variant,
+    compiled_address,
+    compiled_entry,
+    device,
+    kernel,
+)
+from larql.kernels.math import exp
+from larql.kernels.memory import (
+    address_of,
+    load,
+    load_f32,
+    load_i64,
+    store,
+    store_f32,
+    store_part,
+    words,
+)
+from larql.kernels.outer import WIDTH, outer_tile
+from larql.kernels.shape import narrow_rows, tile_rows
+from larql.kernels.softmax import BLOCK, copy_values, merge, scores, transpose_keys, weigh
+from larql.kernels.threads import begin, depends_on_position, scratch, submit, threads
+from larql.kernels.vector import first_lane, fma, splat
+
+__all__ = ["attend"]
+
+_TILE = {"avx512": 6, "avx2": 1, "portable": 1}
+_ROWS = 48  # query rows of a task: they share each transposed key block
+_ZERO = np.float32(0)
+_LEAST = np.float32(-np.inf)
+_START = 12  # the word that holds the first query's position
+_SPLIT_ROWS = 16  # so few query rows are split over key blocks
+
+
+@device
+def _first_seen(position: int, window: int) -> int:
+    return max(0, position - window + 1) if window > 0 else 0
+
+
+@device
+def _block_rows(
+    variant: Any, p: int, work: int, head: int, first_token: int, tokens: int, b: int, partial: int,
+    partial_step: int,
+) -> None:  # fmt: skip
+    """Compute block `b` for tokens × grouped heads; row r's (m, l, o) go to partial + r * step."""
+    keys, values = load_i64(p + 8), load_i64(p + 16)
+    heads, kv_heads, dims = load_i64(p + 48), load_i64(p + 56), load_i64(p + 64)
+    value_dims, padded, capacity = load_i64(p + 72), load_i64(p + 80), load_i64(p + 88)
+    start, window = load_i64(p + 96), load_i64(p + 104)
+    scale, cap = load_f32(p + 112), load_f32(p + 120)
+    group = heads // kv_heads
+    rows = tokens * group
+    queries = work
+    transposed = queries + rows * dims * 4
+    score = transposed + BLOCK * dims * 4
+    copied = score + rows * BLOCK * 4
+    first = b * BLOCK
+    transpose_keys(keys + head * dims * 4, kv_heads * dims * 4, capacity, first, dims, transposed)
+    scores(variant, queries, dims, transposed, rows, score)
+    stride = kv_heads * value_dims * 4
+    row = first % capacity
+    source = values + head * value_dims * 4 + row * stride
+    if value_dims != padded or row + BLOCK > capacity:
+        copy_values(
+            values + head * value_dims * 4, stride, capacity, first, value_dims, copied, padded
+        )
+        source, stride = copied, padded * 4
+    full = True
+    for r in range(rows):
+        position = start + first_token + r // group
+        low = max(0, _first_seen(position, window) - first)
+        high = min(BLOCK, position + 1 - first)
+        full = full and low == 0 and high == BLOCK
+        if low < high:
+            weigh(score + r * BLOCK * 4, low, high, scale, cap, partial + r * partial_step)
+    for d in range(0, padded, WIDTH):
+        if full:
+            r = 0
+            while r < rows:
+                outer_tile(
+                    variant, score + r * BLOCK * 4, BLOCK * 4, rows - 1 - r, source + d * 4, stride,
+                    BLOCK, partial + r * partial_step + 64 + d * 4, partial_step,
+                )  # fmt: skip
+                r += tile_rows(variant)
+        else:
+            for r in range(rows):
+                position = start + first_token + r // group
+                low = max(0, _first_seen(position, window) - first)
+                high = min(BLOCK, position + 1 - first)
+                if low < high:
+                    outer_tile(
+                        narrow_rows(variant, 1), score + (r * BLOCK + low) * 4, 0, 0,
+                        source + low * stride + d * 4, stride, high - low,
+                        partial + r * partial_step + 64 + d * 4, 0,
+                    )  # fmt: skip
+
+
+@device
+def _pack(p: int, head: int, first_token: int, tokens: int, work: int) -> None:
+    heads, kv_heads, dims = load_i64(p + 48), load_i64(p + 56), load_i64(p + 64)
+    group = heads // kv_heads
+    size = group * dims
+    for t in range(tokens):
+        source = load_i64(p) + ((first_token + t) * heads + head * group) * dims * 4
+        for i in range(size):
+            store_f32(work + (t * size + i) * 4, load_f32(source + i * 4))
+
+
+@device
+def _clear(state: int, padded: int) -> None:
+    store_f32(state, _LEAST)
+    store_f32(state + 4, _ZERO)
+    for d in range(0, padded, 16):
+        store(state + 64 + d * 4, splat(_ZERO))
+
+
+@device
+def _finish(p: int, state: int, token: int, head: int) -> None:
+    """Add the head's sink, if any, divide, and write one output row."""
+    sinks, heads, value_dims = load_i64(p + 32), load_i64(p + 48), load_i64(p + 72)
+    largest, total = load_f32(state), load_f32(state + 4)
+    factor = np.float32(1)
+    if sinks != 0:
+        sink = load_f32(sinks + head * 4)
+        top = sink if largest < sink else largest
+        factor = first_lane(exp(splat(largest - top)))
+        total = fma(total, factor, first_lane(exp(splat(sink - top))))
+    out = load_i64(p + 24) + (token * heads + head) * value_dims * 4
+    whole = value_dims // 16 * 16
+    for d in range(0, whole, 16):
+        store(out + d * 4, load(state + 64 + d * 4) * splat(factor) / splat(total))
+    if whole < value_dims:
+        value = load(state + 64 + whole * 4) * splat(factor) / splat(total)
+        store_part(out + whole * 4, value, value_dims - whole)
+
+
+@kernel
+def _attend_tokens(variant: Any, p: int, task: int, worker: int) -> None:
+    """Compute a tile of tokens of one key head over all its blocks."""
+    tokens, heads, kv_heads = load_i64(p + 40), load_i64(p + 48), load_i64(p + 56)
+    padded = load_i64(p + 80)
+    start, window, share = load_i64(p + 96), load_i64(p + 104), load_i64(p + 128)
+    head = task % kv_heads
+    first_token = task // kv_heads * share
+    count = min(share, tokens - first_token)
+    group = heads // kv_heads
+    rows = count * group
+    step = 64 + padded * 4
+    states = load_i64(p + 144) + worker * load_i64(p + 152)
+    partial = states + rows * step
+    work = partial + rows * step
+    _pack(p, head, first_token, count, work)
+    for r in range(rows):
+        _clear(states + r * step, padded)
+    low = _first_seen(start + first_token, window) // BLOCK
+    high = (start + first_token + count - 1) // BLOCK
+    for b in range(low, high + 1):
+        _block_rows(variant, p, work, head, first_token, count, b, partial, step)
+        for r in range(rows):
+            position = start + first_token + r // group
+            if position >= b * BLOCK and _first_seen(position, window) < (b + 1) * BLOCK:
+                merge(states + r * step, partial + r * step, padded)
+    for r in range(rows):
+        _finish(p, states + r * step, first_token + r // group, head * group + r % group)
+
+
+@kernel
+def _attend_blocks(variant: Any, p: int, task: int, worker: int) -> None:
+    """Compute some blocks of one key head for all tokens; `_join` merges them."""
+    tokens, heads, kv_heads = load_i64(p + 40), load_i64(p + 48), load_i64(p + 56)
+    padded, start, window = load_i64(p + 80), load_i64(p + 96), load_i64(p + 104)
+    share = load_i64(p + 136)
+    step = 64 + padded * 4
+    rows = tokens * (heads // kv_heads)
+    low = _first_seen(start, window) // BLOCK
+    blocks = (start + tokens - 1) // BLOCK + 1 - low
+    head = task % kv_heads
+    first = task // kv_heads * share
+    work = load_i64(p + 144) + worker * load_i64(p + 152)
+    _pack(p, head, 0, tokens, work)
+    for b in range(first, min(blocks, first + share)):
+        place = load_i64(p + 160) + (head * blocks + b) * rows * step
+        _block_rows(variant, p, work, head, 0, tokens, low + b, place, step)
+
+
+@kernel
+def _join(variant: Any, p: int, task: int, worker: int) -> None:
+    """Merge the blocks of one query row (task = token * heads + head)."""
+    tokens, heads, kv_heads = load_i64(p + 40), load_i64(p + 48), load_i64(p + 56)
+    padded, start, window = load_i64(p + 80), load_i64(p + 96), load_i64(p + 104)
+    step = 64 + padded * 4
+    group = heads // kv_heads
+    rows = tokens * group
+    token, head = task // heads, task % heads
+    position = start + token
+    low = _first_seen(start, window) // BLOCK
+    blocks = (start + tokens - 1) // BLOCK + 1 - low
+    state = load_i64(p + 144) + worker * load_i64(p + 152)
+    _clear(state, padded)
+    for b in range(_first_seen(position, window) // BLOCK, position // BLOCK + 1):
+        place = load_i64(p + 160) + ((head // group) * blocks + b - low) * rows * step
+        merge(state, place + (token * group + head % group) * step, padded)
+    _finish(p, state, token, head)
+
+
+@kernel
+def _enter(
+    run: int, pool: int, function: int, tasks: int, q: Any, keys: Any, values: Any, sinks: Any,
+    out: Any, partial: Any, padded: int, first: int, window: int, scale: float, cap: float,
+    share: int, spans: int, place: int, slot: int,
+) -> None:  # fmt: skip
+    tokens, heads, dims = q.shape
+    capacity, kv_heads, value_dims = values.shape
+    begin(run, pool, function, tasks, words((
+        address_of(q), address_of(keys), address_of(values), address_of(out),
+        address_of(sinks) if sinks.size else 0, tokens, heads, kv_heads, dims, value_dims, padded,
+        capacity, first, window, np.float32(scale), np.float32(cap), share, spans, place, slot,
+        address_of(partial),
+    )))  # fmt: skip
+
+
+@cache
+def _entry() -> Callable[..., None]:
+    return compiled_entry(
+        _enter, CUBE, CUBE, CUBE, READ_VECTOR, CUBE, BYTES, *[WORD] * 3, REAL, REAL, *[WORD] * 4
+    )
+
+
+@cache
+def _compiled(function: Any) -> int:
+    level = setup.current().level
+    return compiled_address(function, Variant(level, "", _TILE[level]))
+
+
+def attend(
+    q: npt.NDArray[np.float32],
+    keys: npt.NDArray[np.float32],
+    values: npt.NDArray[np.float32],
+    start: int,
+    window: int,
+    scale: float,
+    softcap: float,
+    sinks: npt.NDArray[np.float32] | None,
+    out: npt.NDArray[np.float32],
+) -> None:
+    """Attend from T new positions to the visible positions of a ring.
+
+    The definition is in `larql.kernels.softmax`; an output row's bits depend on its query, the
+    keys and values that it sees and the scalars alone.
+
+    Parameters
+    ----------
+    q : float32 [T, H, Dk]
+        Query t is at absolute position start + t.
+    keys : float32 [capacity, KVH, Dk]
+        Position p is in row p mod capacity; head h uses key head h // (H / KVH). The rows of the
+        new positions are already in place.
+    values : float32 [capacity, KVH, Dv]
+    start : int
+        Absolute position of the first query.
+    window : int
+        A query at p sees max(0, p - window + 1) … p; 0 sees everything before it.
+    scale : float
+        Factor of the scores.
+    softcap : float
+        Scores become softcap * tanh(score / softcap); 0 leaves them.
+    sinks : float32 [H] or None
+        Logit per head that joins the denominator alone.
+    out : float32 [T, H, Dv]
+        Overwritten. All arrays are C-contiguous.
+
+    Raises
+    ------
+    ValueError
+        When the arrays do not fit, or the ring is too small for what the queries see.
+    """
+    tokens, heads, dims = q.shape
+    capacity, kv_heads, value_dims = values.shape
+    if kv_heads == 0 or heads % kv_heads:
+        raise ValueError(f"{heads} query heads are no multiple of {kv_heads} key heads")
+    seen = start + tokens if window == 0 else min(start + tokens, window + tokens - 1)
+    if start < 0 or window < 0 or seen > capacity:
+        raise ValueError(
+            f"a ring of {capacity} cannot hold the {seen} positions that queries "
+            f"{start}..{start + tokens - 1} with window {window} see"
+        )
+    shapes = (
+        ("q", q, (tokens, heads, dims)),
+        ("keys", keys, (capacity, kv_heads, dims)),
+        ("values", values, (capacity, kv_heads, value_dims)),
+        ("sinks", EMPTY if sinks is None else sinks, (0,) if sinks is None else (heads,)),
+        ("out", out, (tokens, heads, value_dims)),
+    )
+    if any(array.shape != shape for _, array, shape in shapes):
+        refuse(*shapes)
+    if tokens == 0 or heads == 0:
+        return
+    padded = -(-value_dims // WIDTH) * WIDTH
+    group = heads // kv_heads
+    step = 64 + padded * 4
+    first = max(0, start - window + 1) // BLOCK if window else 0
+    blocks = (start + tokens - 1) // BLOCK + 1 - first
+    pieces = 4 * threads()
+    split = tokens * group <= _SPLIT_ROWS and blocks > 1
+    share = tokens if split else max(1, min(_ROWS // group, -(-tokens * kv_heads // pieces)))
+    rows = share * group
+    place, slot = scratch(
+        2 * rows * step + 4 * (rows * dims + BLOCK * dims + rows * BLOCK + BLOCK * padded)
+    )
+    spans = max(1, -(-blocks * kv_heads // pieces)) if split else blocks
+    partial = np.empty(kv_heads * blocks * rows * step if split else 0, np.uint8)
+    operands = (
+        *(array for _, array, _ in shapes), partial, padded, start, window, scale, softcap, share,
+        spans, place, slot,
+    )  # fmt: skip
+    try:
+        if split:
+            spanned = kv_heads * -(-blocks // spans)
+            submit(_entry(), _compiled(_attend_blocks), spanned, *operands)
+            depends_on_position(_START)
+            submit(_entry(), _compiled(_join), tokens * heads, *operands)
+        else:
+            tiles = kv_heads * -(-tokens // share)
+            submit(_entry(), _compiled(_attend_tokens), tiles, *operands)
+        depends_on_position(_START)
+    except TypeError:
+        refuse(*shapes)

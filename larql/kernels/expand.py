@@ -1,0 +1,100 @@
+"""Decoding of scales and of whole rows into memory."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from llvmlite import ir
+from numba.core import types
+
+from larql.kernels.encodings import BLOCKS
+from larql.kernels.jit import cgutils, instruction
+from larql.kernels.levels import emitter
+from larql.kernels.memory import offset, read, write
+from larql.kernels.scales import SCALES
+from larql.kernels.unpack import UNPACK
+from larql.kernels.vector import LANES
+
+__all__ = ["PREPARED", "expand", "expand_rest", "prepare", "prepared_room"]
+
+_WORD = ir.IntType(64)
+PREPARED = 8192  # float32 numbers that `prepared_room` holds
+
+
+@instruction
+def prepared_room(typingctx: Any, variant: Any) -> Any:
+    """Return the address of stack memory for `PREPARED` scales, valid in this function."""
+
+    def emit(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        kind = ir.ArrayType(ir.FloatType(), PREPARED + LANES)
+        with builder.goto_entry_block():  # alloca_once would fill it with zeros, word by word
+            buffer = builder.alloca(kind)
+        return builder.ptrtoint(buffer, _WORD)
+
+    return types.int64(variant), emit
+
+
+@instruction
+def prepare(typingctx: Any, variant: Any, weight: Any, blocks: Any, target: Any) -> Any:
+    """Decode the scales of `blocks` consecutive blocks to `target`; nothing for plain floats."""
+
+    def emit(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        _, weight, blocks, target = args
+        scales = SCALES[variant.encoding]
+        if scales is not None:
+            scales.prepare(
+                emitter(variant.level, builder), variant.encoding, weight, blocks, target
+            )
+        return context.get_dummy_value()
+
+    word = types.int64
+    return types.void(variant, word, word, word), emit
+
+
+@instruction
+def expand(
+    typingctx: Any, variant: Any, weight: Any, blocks: Any, prepared: Any, target: Any
+) -> Any:
+    """Decode `blocks` steps, their scales prepared, to float32 at `target`."""
+
+    def emit(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        _, weight, blocks, prepared, target = args
+        geometry, scales = BLOCKS[variant.encoding], SCALES[variant.encoding]
+        size = geometry.step // geometry.elements * geometry.nbytes
+        count = 0 if scales is None else scales.count
+        level = emitter(variant.level, builder)
+        with cgutils.for_range(builder, blocks, intp=_WORD) as loop:
+            source = builder.add(weight, builder.mul(loop.index, _WORD(size)))
+            number = builder.add(prepared, builder.mul(loop.index, _WORD(4 * count)))
+            place = builder.add(target, builder.mul(loop.index, _WORD(geometry.step * 4)))
+            for group, value in enumerate(UNPACK[variant.encoding](level, source, number)):
+                write(builder, value, offset(builder, place, group * 4 * LANES))
+        return context.get_dummy_value()
+
+    word = types.int64
+    return types.void(variant, word, word, word, word), emit
+
+
+@instruction
+def expand_rest(typingctx: Any, variant: Any, weight: Any, target: Any, count: Any) -> Any:
+    """Decode the last `count` < 16 elements of a float row, followed by zeros up to 16."""
+
+    def emit(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        _, weight, target, count = args
+        geometry = BLOCKS[variant.encoding]
+        if geometry.elements > 1:
+            return context.get_dummy_value()
+        group = ir.ArrayType(ir.IntType(8), geometry.nbytes * LANES)
+        buffer = cgutils.alloca_once(builder, group)
+        builder.store(ir.Constant(group, bytearray(geometry.nbytes * LANES)), buffer)
+        place = builder.ptrtoint(buffer, _WORD)
+        size = builder.mul(count, _WORD(geometry.nbytes))
+        with cgutils.for_range(builder, size, intp=_WORD) as loop:
+            byte = read(builder, builder.add(weight, loop.index), ir.IntType(8))
+            write(builder, byte, builder.add(place, loop.index))
+        for value in UNPACK[variant.encoding](emitter(variant.level, builder), place, None):
+            write(builder, value, target)
+        return context.get_dummy_value()
+
+    word = types.int64
+    return types.void(variant, word, word, word), emit

@@ -1,0 +1,200 @@
+"""What differs between instruction-set levels, as code emitters.
+
+Every method has one meaning and one set of result bits; levels differ in the instructions that
+reach it. `Portable` emits nothing that names a vector instruction set. The others use intrinsics
+of their own set and must only be compiled in a process whose target has it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from llvmlite import ir
+
+from larql.kernels.memory import offset, read
+from larql.kernels.vector import F32, I32, LANES, constant, fused, spread
+
+__all__ = ["Avx2", "Avx512", "Portable", "emitter"]
+
+_I8, _I16, _I32 = ir.IntType(8), ir.IntType(16), ir.IntType(32)
+
+
+class Portable:
+    """Emit unpacking code from plain vector arithmetic."""
+
+    def __init__(self, builder: Any) -> None:
+        self.builder = builder
+
+    def call(self, name: str, result: Any, arguments: Sequence[Any]) -> Any:
+        """Emit a call of an LLVM intrinsic."""
+        kinds = [argument.type for argument in arguments]
+        found = self.builder.module.globals.get(name)
+        function = found or ir.Function(self.builder.module, ir.FunctionType(result, kinds), name)
+        return self.builder.call(function, arguments)
+
+    def word(self, address: Any, at: int, width: int) -> Any:
+        """Emit an unsigned integer load of `width` bits."""
+        return read(self.builder, offset(self.builder, address, at), ir.IntType(width))
+
+    def number(self, address: Any, index: int) -> Any:
+        """Emit the float32 number `index` from `address` on."""
+        return read(self.builder, offset(self.builder, address, 4 * index), ir.FloatType())
+
+    def small(self, address: Any, at: int) -> Any:
+        """Emit 16 bytes as they are."""
+        return read(self.builder, offset(self.builder, address, at), ir.VectorType(_I8, LANES))
+
+    def small_bits(self, small: Any, shift: int, mask: int) -> Any:
+        """Emit (small >> shift) & mask of each byte."""
+        if shift:
+            small = self.builder.lshr(small, constant(small.type, shift))
+        return self.builder.and_(small, constant(small.type, mask))
+
+    def small_shifted(self, small: Any, shift: int, mask: int) -> Any:
+        """Emit small >> shift, or << -shift where negative, of each byte, masked."""
+        if shift >= 0:
+            return self.small_bits(small, shift, mask)
+        left = self.builder.shl(small, constant(small.type, -shift))
+        return self.builder.and_(left, constant(small.type, mask))
+
+    def small_choice(self, word: Any, set_: int, clear: int) -> Any:
+        """Emit bytes `set_` or `clear` by the bits of a 16-bit word."""
+        kind = ir.VectorType(_I8, LANES)
+        mask = self.builder.bitcast(word, ir.VectorType(ir.IntType(1), LANES))
+        return self.builder.select(mask, constant(kind, set_), constant(kind, clear))
+
+    def widened(self, small: Any) -> Any:
+        """Emit 16 signed bytes as int32 lanes."""
+        return self.builder.sext(small, I32.llvm)
+
+    def bytes(self, address: Any, at: int) -> Any:
+        """Emit 16 unsigned bytes as int32 lanes."""
+        source = offset(self.builder, address, at)
+        return self.builder.zext(read(self.builder, source, ir.VectorType(_I8, LANES)), I32.llvm)
+
+    def signed_bytes(self, address: Any, at: int) -> Any:
+        """Emit 16 signed bytes as int32 lanes."""
+        source = offset(self.builder, address, at)
+        return self.builder.sext(read(self.builder, source, ir.VectorType(_I8, LANES)), I32.llvm)
+
+    def float_of(self, integers: Any) -> Any:
+        """Emit int32 lanes as float32 lanes (exact: the values here are small)."""
+        return self.builder.sitofp(integers, F32.llvm)
+
+    def bits_of(self, integers: Any, shift: int, mask: int) -> Any:
+        """Emit (integers >> shift) & mask."""
+        if shift:
+            integers = self.builder.lshr(integers, constant(I32.llvm, shift))
+        return self.builder.and_(integers, constant(I32.llvm, mask))
+
+    def half(self, address: Any, at: int) -> Any:
+        """Emit the binary16 number at `address` + `at` as a float32 scalar."""
+        return self._widen_half(self.word(address, at, 16), _I32, ir.FloatType())
+
+    def halves(self, address: Any) -> Any:
+        """Emit 16 binary16 numbers as float32 lanes."""
+        packed = read(self.builder, address, ir.VectorType(_I16, LANES))
+        return self._widen_half(packed, I32.llvm, F32.llvm)
+
+    def _widen_half(self, packed: Any, word: Any, number: Any) -> Any:
+        b = self.builder
+
+        def whole(value: int) -> Any:
+            return constant(word, value) if isinstance(word, ir.VectorType) else word(value)
+
+        wide = b.zext(packed, word)
+        sign = b.shl(b.and_(wide, whole(0x8000)), whole(16))
+        magnitude = b.and_(wide, whole(0x7FFF))
+        normal = b.add(b.shl(magnitude, whole(13)), whole(112 << 23))
+        huge = b.icmp_unsigned(">=", magnitude, whole(0x7C00))
+        finite_or_not = b.select(huge, b.add(normal, whole(112 << 23)), normal)
+        unit = 2.0**-24
+        step = constant(number, unit) if isinstance(number, ir.VectorType) else number(unit)
+        small = b.bitcast(b.fmul(b.uitofp(magnitude, number), step), word)
+        tiny = b.icmp_unsigned("<", magnitude, whole(0x0400))
+        return b.bitcast(b.or_(sign, b.select(tiny, small, finite_or_not)), number)
+
+    def scaled(self, integers: Any, scale: Any, shift: Any | None = None) -> Any:
+        """Emit float(integers) * scale + shift, scalars spread; products here are exact."""
+        number = self.float_of(integers)
+        factor = spread(self.builder, scale)
+        if shift is None:
+            return self.builder.fmul(number, factor)
+        return fused(self.builder, number, factor, spread(self.builder, shift))
+
+    def affine4(self, scale: Any, first: float, shift: Any | None) -> Any:
+        """Prepare scale * (q + first) + shift for 4-bit q; return what `lookup4` takes."""
+        return scale, first, shift
+
+    def lookup4(self, prepared: Any, packed: Any) -> Any:
+        """Emit the prepared function of the low four bits of each lane."""
+        scale, first, shift = prepared
+        integers = self.bits_of(packed, 0, 15)
+        if first:
+            integers = self.builder.add(integers, constant(I32.llvm, int(first)))
+        return self.scaled(integers, scale, shift)
+
+    def codebook(self, values: Sequence[int], scale: Any) -> Any:
+        """Prepare scale * values[q] for 4-bit q; return what `lookup_code` takes."""
+        return tuple(values), scale
+
+    def lookup_code(self, prepared: Any, packed: Any) -> Any:
+        """Emit the prepared codebook value of the low four bits of each lane."""
+        values, scale = prepared
+        index = self.bits_of(packed, 0, 15)
+        table = ir.Constant(I32.llvm, list(values))
+        found = ir.Constant(I32.llvm, ir.Undefined)
+        for lane in range(LANES):
+            entry = self.builder.extract_element(
+                table, self.builder.extract_element(index, _I32(lane))
+            )
+            found = self.builder.insert_element(found, entry, _I32(lane))
+        return self.scaled(found, scale)
+
+
+class Avx2(Portable):
+    """Emit for AVX2, FMA and F16C."""
+
+    def _widen_half(self, packed: Any, word: Any, number: Any) -> Any:
+        kind = ir.VectorType(ir.HalfType(), LANES) if number == F32.llvm else ir.HalfType()
+        return self.builder.fpext(self.builder.bitcast(packed, kind), number)
+
+    def lookup_code(self, prepared: Any, packed: Any) -> Any:
+        """Emit the prepared codebook value of the low four bits of each lane."""
+        values, scale = prepared
+        kind = ir.VectorType(_I8, LANES)
+        index = self.builder.trunc(self.bits_of(packed, 0, 15), kind)
+        table = ir.Constant(kind, [value & 255 for value in values])
+        found = self.call("llvm.x86.ssse3.pshuf.b.128", kind, [table, index])
+        return self.scaled(self.builder.sext(found, I32.llvm), scale)
+
+
+class Avx512(Avx2):
+    """Emit for AVX-512 F, BW, DQ and VL: sixteen weights are one table look-up."""
+
+    def affine4(self, scale: Any, first: float, shift: Any | None) -> Any:
+        """Prepare the sixteen possible results."""
+        steps = ir.Constant(F32.llvm, [first + q for q in range(LANES)])
+        factor = spread(self.builder, scale)
+        if shift is None:
+            return self.builder.fmul(steps, factor)
+        return fused(self.builder, steps, factor, spread(self.builder, shift))
+
+    def lookup4(self, prepared: Any, packed: Any) -> Any:
+        """Emit the look-up; it heeds only the low four bits of each lane."""
+        return self.call("llvm.x86.avx512.permvar.sf.512", F32.llvm, [prepared, packed])
+
+    def codebook(self, values: Sequence[int], scale: Any) -> Any:
+        """Prepare the sixteen possible results."""
+        table = ir.Constant(F32.llvm, [float(value) for value in values])
+        return self.builder.fmul(table, spread(self.builder, scale))
+
+    def lookup_code(self, prepared: Any, packed: Any) -> Any:
+        """Emit the look-up."""
+        return self.lookup4(prepared, packed)
+
+
+def emitter(level: str, builder: Any) -> Portable:
+    """Return the emitter of a level."""
+    return {"avx512": Avx512, "avx2": Avx2, "portable": Portable}[level](builder)

@@ -1,0 +1,168 @@
+"""Block scales as float32 in memory, as code emitters.
+
+The scales of some rows are decoded before their weights: from there a scale reaches all
+lanes by a broadcast load, which leaves the shuffle ports to the weights. Layouts: GGUF
+specification, ggml's block structures.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from llvmlite import ir
+
+from larql.kernels.encodings import BLOCKS
+from larql.kernels.jit import cgutils
+from larql.kernels.levels import Portable
+from larql.kernels.memory import offset, prefetch, write
+from larql.kernels.vector import I32, LANES, spread
+
+__all__ = ["SCALES", "Scales"]
+
+_WORD, _I32, _I16 = ir.IntType(64), ir.IntType(32), ir.IntType(16)
+_FLOAT = ir.FloatType()
+_AHEAD = 1024
+
+
+@dataclass(frozen=True)
+class Scales:
+    """How the scales of an encoding are prepared.
+
+    Attributes
+    ----------
+    count : int
+        Prepared float32 per block.
+    emit : function or None
+        (emitter, block address, target address): write one block's `count` numbers. None where the
+        block begins its scales with `count` binary16 numbers, which are converted in bulk.
+    """
+
+    count: int
+    emit: Callable[[Portable, Any, Any], None] | None = None
+
+    def prepare(self, e: Portable, encoding: str, row: Any, blocks: Any, target: Any) -> None:
+        """Emit the preparation of consecutive blocks; the target is rounded up to 16 numbers."""
+        size = BLOCKS[encoding].nbytes
+        if self.emit is not None:
+            with cgutils.for_range(e.builder, blocks, intp=_WORD) as loop:
+                block = e.builder.add(row, e.builder.mul(loop.index, _WORD(size)))
+                place = e.builder.mul(loop.index, _WORD(4 * self.count))
+                self.emit(e, block, e.builder.add(target, place))
+            return
+        numbers = e.builder.mul(blocks, _WORD(self.count))
+        groups = e.builder.lshr(e.builder.add(numbers, _WORD(LANES - 1)), _WORD(4))
+        # The target is filled from its own second half: number i is read before it is written.
+        start = e.builder.add(target, e.builder.mul(groups, _WORD(2 * LANES)))
+        with cgutils.for_range(e.builder, blocks, intp=_WORD) as loop:
+            block = e.builder.add(row, e.builder.mul(loop.index, _WORD(size)))
+            place = e.builder.add(start, e.builder.mul(loop.index, _WORD(2 * self.count)))
+            # Besides its use, the hint keeps LLVM from vectorising a copy with a stride of a block,
+            # which took it ten seconds and made slower code.
+            prefetch(e.builder, offset(e.builder, block, _AHEAD))
+            write(e.builder, e.word(block, 0, 16 * self.count), place)
+        with cgutils.for_range(e.builder, groups, intp=_WORD) as loop:
+            source = e.builder.add(start, e.builder.mul(loop.index, _WORD(2 * LANES)))
+            place = e.builder.add(target, e.builder.mul(loop.index, _WORD(4 * LANES)))
+            write(e.builder, e.halves(source), place)
+
+
+def _mxfp4(e: Portable, p: Any, target: Any) -> None:
+    b = e.builder
+    exponent = b.zext(e.word(p, 0, 8), _I32)
+    # Half of 2^(exponent - 127), subnormal for the two smallest exponents; codes are doubled.
+    tiny = b.shl(_I32(0x00200000), b.and_(exponent, _I32(1)))
+    usual = b.shl(b.sub(exponent, _I32(1)), _I32(23))
+    write(b, b.select(b.icmp_unsigned("<", exponent, _I32(2)), tiny, usual), target)
+
+
+def _packed6(e: Portable, p: Any, target: Any) -> None:
+    """Emit eight scales, then eight negated minima, of a Q4_K or Q5_K block."""
+    b = e.builder
+    low, middle, high = (e.word(p, at, 32) for at in (4, 8, 12))
+
+    def masked(word: Any, shift: int, mask: int) -> Any:
+        return b.and_(b.lshr(word, _I32(shift)) if shift else word, _I32(mask))
+
+    def tops(word: Any) -> Any:
+        return b.shl(masked(word, 6, 0x03030303), _I32(4))
+
+    words = (
+        masked(low, 0, 0x3F3F3F3F),
+        b.or_(masked(high, 0, 0x0F0F0F0F), tops(low)),
+        masked(middle, 0, 0x3F3F3F3F),
+        b.or_(masked(high, 4, 0x0F0F0F0F), tops(middle)),
+    )
+    packed: Any = ir.Constant(ir.VectorType(_I32, 4), ir.Undefined)
+    for index, word in enumerate(words):
+        packed = b.insert_element(packed, word, _I32(index))
+    small = b.bitcast(packed, ir.VectorType(ir.IntType(8), LANES))
+    numbers = e.float_of(b.zext(small, I32.llvm))
+    scale, minimum = spread(b, e.half(p, 0)), spread(b, b.fneg(e.half(p, 2)))
+    first = ir.Constant(ir.VectorType(ir.IntType(1), LANES), [lane < 8 for lane in range(LANES)])
+    write(b, b.fmul(numbers, b.select(first, scale, minimum)), target)
+
+
+def _q6_k(e: Portable, p: Any, target: Any) -> None:
+    steps = e.float_of(e.signed_bytes(p, 192))
+    write(e.builder, e.builder.fmul(spread(e.builder, e.half(p, 208)), steps), target)
+
+
+def _q2_k(e: Portable, p: Any, target: Any) -> None:
+    b = e.builder
+    packed = e.bytes(p, 0)
+    scales = e.float_of(e.bits_of(packed, 0, 15))
+    minima = e.float_of(e.bits_of(packed, 4, 15))
+    write(b, b.fmul(spread(b, e.half(p, 80)), scales), target)
+    write(b, b.fmul(spread(b, b.fneg(e.half(p, 82))), minima), offset(b, target, 64))
+
+
+def _coded(e: Portable, whole: Any, code: Any, target: Any, index: int) -> None:
+    """Emit whole * (code - 32) as number `index`."""
+    b = e.builder
+    number = b.sitofp(b.sub(code, _I32(32)), _FLOAT)
+    write(b, b.fmul(whole, number), offset(b, target, 4 * index))
+
+
+def _q3_k(e: Portable, p: Any, target: Any) -> None:
+    b = e.builder
+    low, high, tops = (e.word(p, at, 32) for at in (96, 100, 104))
+    whole = e.half(p, 108)
+    for group in range(16):
+        word = (low, high)[group // 4 % 2]
+        small = b.lshr(word, _I32(8 * (group % 4) + 4 * (group // 8)))
+        top = b.lshr(tops, _I32(8 * (group % 4) + 2 * (group // 4)))
+        code = b.or_(b.and_(small, _I32(15)), b.shl(b.and_(top, _I32(3)), _I32(4)))
+        _coded(e, whole, code, target, group)
+
+
+def _iq4_xs(e: Portable, p: Any, target: Any) -> None:
+    b = e.builder
+    whole = e.half(p, 0)
+    tops, low = b.zext(e.word(p, 2, 16), _I32), e.word(p, 4, 32)
+    for group in range(8):
+        small = b.and_(b.lshr(low, _I32(4 * group)), _I32(15))
+        top = b.and_(b.lshr(tops, _I32(2 * group)), _I32(3))
+        _coded(e, whole, b.or_(small, b.shl(top, _I32(4))), target, group)
+
+
+_ONE, _TWO = Scales(1), Scales(2)
+SCALES: Mapping[str, Scales | None] = {
+    "f32": None,
+    "f16": None,
+    "bf16": None,
+    "q8_0": _ONE,
+    "q4_0": _ONE,
+    "q4_1": _TWO,
+    "q5_0": _ONE,
+    "q5_1": _TWO,
+    "iq4_nl": _ONE,
+    "mxfp4": Scales(1, _mxfp4),
+    "q2_k": Scales(32, _q2_k),
+    "q3_k": Scales(16, _q3_k),
+    "q4_k": Scales(16, _packed6),
+    "q5_k": Scales(16, _packed6),
+    "q6_k": Scales(16, _q6_k),
+    "iq4_xs": Scales(8, _iq4_xs),
+}

@@ -1,0 +1,185 @@
+"""The one definition of a row times a vector, for any number of rows and columns at once.
+
+Sixteen lanes; element i of a row belongs to lane i mod 16; elements are taken in ascending order
+with one fused multiply-add each, starting from zero; lanes past the end of a row add 0 * 0; the
+lanes are summed by the tree of `larql.kernels.vector.halve`. A tile only interleaves such sums.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from llvmlite import ir
+from numba.core import types
+
+from larql.kernels.encodings import BLOCKS
+from larql.kernels.jit import cgutils, instruction
+from larql.kernels.levels import emitter
+from larql.kernels.memory import prefetch, read, read_part, write
+from larql.kernels.scales import SCALES
+from larql.kernels.unpack import UNPACK
+from larql.kernels.vector import F32, LANES, constant, fused, halve, halve_four
+
+__all__ = ["coded_tile", "plain_tile"]
+
+_WORD = ir.IntType(64)
+
+
+class _Tile:
+    """Sums of rows × columns, and the addresses they are made from.
+
+    Rows past the last valid one repeat it, and columns likewise: a tile at the edge computes its
+    last row again, to the same bits, instead of being another function.
+    """
+
+    def __init__(
+        self, builder: Any, rows: int, columns: int, last_row: Any, last_column: Any
+    ) -> None:
+        self.builder = builder
+        self.last_row, self.last_column = last_row, last_column
+        zero = constant(F32.llvm, 0.0)
+        self.sums = [
+            [cgutils.alloca_once_value(builder, zero) for _ in range(columns)] for _ in range(rows)
+        ]
+
+    def _places(self, base: Any, stride: Any, count: int, last: Any) -> list[Any]:
+        b = self.builder
+        found = []
+        for index in range(count):
+            at = _WORD(index)
+            at = b.select(b.icmp_signed("<", at, last), at, last) if index else at
+            found.append(b.add(base, b.mul(at, stride)))
+        return found
+
+    def rows(self, base: Any, stride: Any) -> list[Any]:
+        """Emit the addresses of the tile's rows."""
+        return self._places(base, stride, len(self.sums), self.last_row)
+
+    def columns(self, base: Any, stride: Any) -> list[Any]:
+        """Emit the addresses of the tile's columns."""
+        return self._places(base, stride, len(self.sums[0]), self.last_column)
+
+    def add(self, weights: Any, column: int, value: Any) -> None:
+        """Emit weights[r] * value, added to column's sums."""
+        for weight, row in zip(weights, self.sums, strict=True):
+            place = row[column]
+            self.builder.store(fused(self.builder, weight, value, self.builder.load(place)), place)
+
+    def finish(self, outputs: list[Any]) -> None:
+        """Emit the reductions; outputs[c] is the address of column c's result for row 0."""
+        b = self.builder
+        if len(self.sums) != 4:
+            self._finish_singly(outputs)
+            return
+        full = b.icmp_signed(">=", self.last_row, _WORD(3))
+        with b.if_else(full, likely=True) as (whole, edge):
+            with whole:
+                for c, output in enumerate(outputs):
+                    lanes = [b.load(row[c]) for row in self.sums]
+                    write(b, halve_four(b, lanes, b.fadd), output)
+            with edge:
+                self._finish_singly(outputs)
+
+    def _finish_singly(self, outputs: list[Any]) -> None:
+        b = self.builder
+        for c, output in enumerate(outputs):
+            for row, place in zip(self.sums, self.rows(output, _WORD(4)), strict=True):
+                write(b, halve(b, b.load(row[c]), b.fadd), place)
+
+
+@instruction
+def coded_tile(
+    typingctx: Any,
+    variant: Any,
+    weight: Any,
+    weight_stride: Any,
+    last_row: Any,
+    prepared: Any,
+    ahead: Any,
+    blocks: Any,
+    x: Any,
+    x_stride: Any,
+    last_column: Any,
+    out: Any,
+    out_stride: Any,
+) -> Any:
+    """Multiply `variant.rows` encoded rows by `variant.columns` vectors, decoding in registers.
+
+    Addresses and strides are in bytes; the last valid row and column are counted from this tile's
+    first; `blocks` counts steps of `Block.step` elements per row. `prepared` holds the scales of
+    the rows, one row after the other. Weights `ahead` bytes further on are fetched into the cache.
+    """
+
+    def emit(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        (_, weight, weight_stride, last_row, prepared, ahead, blocks, x, x_stride, last_column, out,
+         out_stride) = args  # fmt: skip
+        geometry, scales = BLOCKS[variant.encoding], SCALES[variant.encoding]
+        size = geometry.step // geometry.elements * geometry.nbytes
+        count = 0 if scales is None else scales.count
+        tile = _Tile(builder, variant.rows, variant.columns, last_row, last_column)
+        rows = tile.rows(weight, weight_stride)
+        numbers = tile.rows(prepared, builder.mul(blocks, _WORD(4 * count)))
+        vectors, outputs = tile.columns(x, x_stride), tile.columns(out, out_stride)
+        level, unpack = emitter(variant.level, builder), UNPACK[variant.encoding]
+        with cgutils.for_range(builder, blocks, intp=_WORD) as loop:
+            at = builder.mul(loop.index, _WORD(geometry.step * 4))
+            skip = builder.mul(loop.index, _WORD(size))
+            skip_numbers = builder.mul(loop.index, _WORD(4 * count))
+            streams = []
+            for row, number in zip(rows, numbers, strict=True):
+                block = builder.add(row, skip)
+                for line in range(0, size, 64):
+                    prefetch(builder, builder.add(builder.add(block, ahead), _WORD(line)))
+                streams.append(unpack(level, block, builder.add(number, skip_numbers)))
+            for group, weights in enumerate(zip(*streams, strict=True)):
+                for c, vector in enumerate(vectors):
+                    place = builder.add(builder.add(vector, at), _WORD(group * 4 * LANES))
+                    tile.add(weights, c, read(builder, place, F32.llvm))
+        tile.finish(outputs)
+        return context.get_dummy_value()
+
+    return types.void(variant, *[types.int64] * 11), emit
+
+
+@instruction
+def plain_tile(
+    typingctx: Any,
+    variant: Any,
+    weight: Any,
+    weight_stride: Any,
+    last_row: Any,
+    x: Any,
+    x_stride: Any,
+    last_column: Any,
+    columns: Any,
+    out: Any,
+    out_stride: Any,
+) -> Any:
+    """Multiply `variant.rows` float32 rows by `variant.columns` vectors of `columns` elements.
+
+    Rows of `weight` are padded with zeros to whole groups of 16; vectors are not.
+    """
+
+    def emit(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        _, weight, weight_stride, last_row, x, x_stride, last_column, columns, out, out_stride = (
+            args
+        )
+        tile = _Tile(builder, variant.rows, variant.columns, last_row, last_column)
+        rows = tile.rows(weight, weight_stride)
+        vectors, outputs = tile.columns(x, x_stride), tile.columns(out, out_stride)
+        groups = builder.lshr(columns, _WORD(4))
+        with cgutils.for_range(builder, groups, intp=_WORD) as loop:
+            at = builder.mul(loop.index, _WORD(4 * LANES))
+            weights = [read(builder, builder.add(row, at), F32.llvm) for row in rows]
+            for c, vector in enumerate(vectors):
+                tile.add(weights, c, read(builder, builder.add(vector, at), F32.llvm))
+        rest = builder.and_(columns, _WORD(LANES - 1))
+        with builder.if_then(builder.icmp_unsigned("!=", rest, _WORD(0)), likely=False):
+            at = builder.mul(groups, _WORD(4 * LANES))
+            weights = [read(builder, builder.add(row, at), F32.llvm) for row in rows]
+            for c, vector in enumerate(vectors):
+                tile.add(weights, c, read_part(builder, builder.add(vector, at), rest))
+        tile.finish(outputs)
+        return context.get_dummy_value()
+
+    return types.void(variant, *[types.int64] * 9), emit
