@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import ctypes
 import errno
+import glob
 import os
 import secrets
 import shutil
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from larql.errors import LarqlError, OutputError
@@ -36,6 +37,7 @@ def explain_os_error(error: OSError, path: Path) -> OutputError:
         errno.ENOENT: "its parent directory does not exist; create it first",
         errno.ENOTDIR: "its parent is not a directory; choose another place",
         errno.ENAMETOOLONG: "the name is too long for the file system",
+        errno.ENOTEMPTY: "something appeared there meanwhile; choose another path",
     }
     reason = reasons.get(error.errno or 0, error.strerror or str(error))
     return OutputError(f"{path}: cannot write: {reason}")
@@ -68,10 +70,12 @@ def _exchange(first: Path, second: Path) -> bool:
 
 def recover(path: Path) -> None:
     """Put back a directory that a killed replacement left moved aside, if ``path`` is missing."""
-    if path.exists():
+    if path.exists() or not path.name:
         return
-    for aside in sorted(path.parent.glob(f".{path.name}.old-*")):
-        aside.rename(path)
+    for aside in sorted(path.parent.glob(f".{glob.escape(path.name)}.old-*")):
+        # Gone already where another process recovers at the same time.
+        with suppress(FileNotFoundError):
+            aside.rename(path)
         return
 
 
@@ -109,6 +113,8 @@ def write_directory(
             if file.is_dir():
                 _sync_directory(file)
         _sync_directory(temporary)
+        # The body may have taken minutes: what is there now may not be what was there before.
+        check_output(path, force=force, replaceable=replaceable)
         _install(temporary, path)
     except OSError as error:
         raise explain_os_error(error, path) from error
@@ -126,13 +132,13 @@ def check_output(path: Path, *, force: bool, replaceable: Callable[[Path], bool]
     """
     try:
         recover(path)
-        exists = path.exists() or path.is_symlink()
-        empty = path.is_dir() and not any(path.iterdir())
+        is_directory = path.is_dir() and not path.is_symlink()
+        free = not is_directory and not path.exists() and not path.is_symlink()
+        if free or (is_directory and not any(path.iterdir())):
+            return
     except OSError as error:
         raise explain_os_error(error, path) from None
-    if not exists or empty:
-        return
-    if path.is_symlink() or not path.is_dir() or not replaceable(path):
+    if not is_directory or not replaceable(path):
         raise OutputError(
             f"{path}: exists and is not a container; it will not be replaced, choose another path"
         )
@@ -141,14 +147,21 @@ def check_output(path: Path, *, force: bool, replaceable: Callable[[Path], bool]
 
 
 def _install(temporary: Path, path: Path) -> None:
-    if path.exists():
-        if not _exchange(temporary, path):
-            aside = _sibling(path, "old")
-            path.rename(aside)
-            temporary.rename(path)
-            shutil.rmtree(aside, ignore_errors=True)
-    else:
+    """Put ``temporary`` in its place; what stood there takes its name, to be removed."""
+    filled = path.exists() and any(path.iterdir())
+    if not filled:
+        # Succeeds onto an empty directory, and fails if something has filled it since.
         temporary.rename(path)
+    elif not _exchange(temporary, path):
+        aside = _sibling(path, "old")
+        path.rename(aside)
+        try:
+            temporary.rename(path)
+        except OSError:
+            aside.rename(path)
+            raise
+        # Only now: a name that `recover` looks for must not outlive the replacement.
+        aside.rename(temporary)
     _sync_directory(path.parent)
 
 
@@ -164,9 +177,14 @@ def write_file(path: Path) -> Iterator[Path]:
     OutputError
         If the path cannot be written.
     """
-    if path.exists() and not path.is_file():
-        if path.is_dir():
-            raise OutputError(f"{path}: is a directory; expected a file name")
+    try:
+        is_special = path.exists() and not path.is_file()
+        is_directory = path.is_dir()
+    except OSError as error:
+        raise explain_os_error(error, path) from None
+    if is_directory:
+        raise OutputError(f"{path}: is a directory; expected a file name")
+    if is_special:
         yield path
         return
     temporary = _sibling(path, "tmp")
@@ -184,4 +202,5 @@ def write_file(path: Path) -> Iterator[Path]:
     except OSError as error:
         raise explain_os_error(error, path) from error
     finally:
-        temporary.unlink(missing_ok=True)
+        with suppress(OSError):
+            temporary.unlink()

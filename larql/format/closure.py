@@ -17,11 +17,19 @@ from larql.format.graph import (
     Linear,
     Mixer,
     Norm,
+    Rope,
     SoftmaxAttention,
 )
 from larql.format.index import Representation
 
-__all__ = ["Defect", "OperandContract", "block_contracts", "check_closure", "operand_contracts"]
+__all__ = [
+    "Defect",
+    "OperandContract",
+    "block_contracts",
+    "check_closure",
+    "check_geometry",
+    "operand_contracts",
+]
 
 
 @dataclass(frozen=True)
@@ -115,40 +123,113 @@ def operand_contracts(component: Component) -> tuple[OperandContract, ...]:
 
 
 def check_geometry(component: Component) -> list[Defect]:
-    """Return the contradictions among a component's own numbers."""
-    hidden = component.hidden_size
-    defects = []
+    """Return the contradictions among a component's own numbers, in execution order."""
+    return list(_check_component(component))
 
-    def check(where: str, what: str, found: int, expected: int) -> None:
-        if found != expected:
-            defects.append(Defect(where, f"{what} is {found}, expected {expected}"))
 
-    check(f"{component.id}.embedding", "width", component.embed.width, hidden)
-    check(f"{component.id}.output_head", "width", component.head.width, hidden)
-    check(f"{component.id}.output_head", "norm width", component.head.norm.width, hidden)
-    check(f"{component.id}.output_head", "vocab", component.head.vocab, component.vocab_size)
+def _check_component(component: Component) -> Iterator[Defect]:
+    hidden, vocab = component.hidden_size, component.vocab_size
+    embed, head = component.embed, component.head
+    where = component.id
+    yield from _at_least_1(
+        where,
+        ("hidden size", hidden),
+        ("vocab size", vocab),
+        ("context length", component.context_length),
+    )
+    yield from _equal(f"{where}.embedding", "vocab", embed.vocab, vocab)
+    yield from _equal(f"{where}.embedding", "width", embed.width, hidden)
     for layer in component.layers:
+        at = f"{where}.layer.{layer.index:03d}"
+        sites = [block.site for block in layer.blocks]
+        if len(set(sites)) != len(sites):
+            yield Defect(at, f"has two blocks at one site ({', '.join(sites)})")
         for block in layer.blocks:
-            where = f"{component.id}.layer.{layer.index:03d} {block.site}"
-            for norm in (block.norm, block.post_norm):
-                if norm is not None:
-                    check(where, "norm width", norm.width, hidden)
-            mixer = block.mixer
-            if isinstance(mixer, SoftmaxAttention):
-                _check_attention(mixer, hidden, where, defects)
-            elif isinstance(mixer, DenseFfn):
-                check(where, "up inputs", mixer.up.inputs, hidden)
-                check(where, "down outputs", mixer.down.outputs, hidden)
-                check(where, "down inputs", mixer.down.inputs, mixer.up.outputs)
-                if mixer.gate is not None:
-                    check(where, "gate inputs", mixer.gate.inputs, hidden)
-                    check(where, "gate outputs", mixer.gate.outputs, mixer.up.outputs)
-    return defects
+            yield from _check_block(block, hidden, f"{at} {block.site}")
+    at = f"{where}.output_head"
+    yield from _equal(at, "vocab", head.vocab, vocab)
+    yield from _equal(at, "width", head.width, hidden)
+    yield from _check_norm(head.norm, hidden, at)
+    yield from _above_0(at, ("softcap", head.softcap))
+    if head.tied != (head.weight == embed.weight):
+        yield Defect(at, f"tied is {head.tied}, but its weight is {head.weight}")
 
 
-def _check_attention(
-    mixer: SoftmaxAttention, hidden: int, where: str, defects: list[Defect]
-) -> None:
+def _check_block(block: Block, hidden: int, where: str) -> Iterator[Defect]:
+    mixer = block.mixer
+    if (block.site == "attention") != isinstance(mixer, SoftmaxAttention):
+        yield Defect(where, f"holds {type(mixer).__name__}, which belongs to the other site")
+    yield from _check_norm(block.norm, hidden, where)
+    if isinstance(mixer, SoftmaxAttention):
+        yield from _check_attention(mixer, hidden, where)
+    elif isinstance(mixer, DenseFfn):
+        yield from _at_least_1(where, ("up outputs", mixer.up.outputs))
+        yield from _equal(where, "up inputs", mixer.up.inputs, hidden)
+        yield from _equal(where, "down outputs", mixer.down.outputs, hidden)
+        yield from _equal(where, "down inputs", mixer.down.inputs, mixer.up.outputs)
+        if mixer.gate is not None:
+            yield from _equal(where, "gate inputs", mixer.gate.inputs, hidden)
+            yield from _equal(where, "gate outputs", mixer.gate.outputs, mixer.up.outputs)
+    yield from _check_norm(block.post_norm, hidden, where)
+
+
+def _equal(where: str, what: str, found: int, expected: int) -> Iterator[Defect]:
+    if found != expected:
+        yield Defect(where, f"{what} is {found}, expected {expected}")
+
+
+def _at_least_1(where: str, *counts: tuple[str, int | None]) -> Iterator[Defect]:
+    for what, found in counts:
+        if found is not None and found < 1:
+            yield Defect(where, f"{what} is {found}, expected at least 1")
+
+
+def _above_0(where: str, *numbers: tuple[str, float | None]) -> Iterator[Defect]:
+    for what, found in numbers:
+        if found is not None and not found > 0:
+            yield Defect(where, f"{what} is {found}, expected a number above 0")
+
+
+def _check_norm(norm: Norm | None, width: int, where: str) -> Iterator[Defect]:
+    if norm is None:
+        return
+    yield from _equal(where, "norm width", norm.width, width)
+    if norm.eps < 0:
+        yield Defect(where, f"norm eps is {norm.eps}, expected 0 or more")
+
+
+def _check_rope(rope: Rope, key_dim: int, where: str) -> Iterator[Defect]:
+    if rope.dims % 2 or not 0 < rope.dims <= key_dim:
+        yield Defect(where, f"rope turns {rope.dims} dims, expected an even count ≤ {key_dim}")
+    yield from _above_0(where, ("rope theta", rope.theta))
+    scaling = rope.scaling
+    if scaling is None:
+        return
+    yield from _above_0(where, ("rope factor", scaling.factor))
+    low, high = scaling.low_freq_factor, scaling.high_freq_factor
+    context = scaling.original_context
+    if scaling.kind == "linear":
+        if (low, high, context) != (None, None, None):
+            yield Defect(where, "linear rope scaling has numbers of another kind")
+    elif low is None or high is None or context is None:
+        yield Defect(where, "rope scaling lacks a frequency factor or the original context")
+    else:
+        yield from _above_0(where, ("low_freq_factor", low))
+        yield from _at_least_1(where, ("original_context", context))
+        if not high > low:
+            yield Defect(where, f"high_freq_factor is {high}, expected more than {low}")
+
+
+def _check_attention(mixer: SoftmaxAttention, hidden: int, where: str) -> Iterator[Defect]:
+    yield from _at_least_1(
+        where,
+        ("heads", mixer.heads),
+        ("kv heads", mixer.kv_heads),
+        ("key width", mixer.key_dim),
+        ("value width", mixer.value_dim),
+        ("window", mixer.window),
+    )
+    yield from _above_0(where, ("softcap", mixer.softcap))
     expected = {
         "q": (mixer.q, mixer.heads * mixer.key_dim, hidden),
         "k": (mixer.k, mixer.kv_heads * mixer.key_dim, hidden),
@@ -157,29 +238,16 @@ def _check_attention(
     }
     for name, (linear, outputs, inputs) in expected.items():
         if (linear.outputs, linear.inputs) != (outputs, inputs):
-            defects.append(
-                Defect(
-                    where,
-                    f"{name} is [{linear.outputs}, {linear.inputs}], "
-                    f"expected [{outputs}, {inputs}]",
-                )
+            yield Defect(
+                where,
+                f"{name} is [{linear.outputs}, {linear.inputs}], expected [{outputs}, {inputs}]",
             )
-    if mixer.kv_heads == 0 or mixer.heads % mixer.kv_heads:
-        defects.append(
-            Defect(where, f"{mixer.heads} heads cannot share {mixer.kv_heads} kv heads equally")
-        )
+    if mixer.kv_heads and mixer.heads % mixer.kv_heads:
+        yield Defect(where, f"{mixer.heads} heads cannot share {mixer.kv_heads} kv heads equally")
     for norm in (mixer.q_norm, mixer.k_norm):
-        if norm is not None and norm.width != mixer.key_dim:
-            defects.append(
-                Defect(where, f"q/k norm width is {norm.width}, expected {mixer.key_dim}")
-            )
-    rope = mixer.rope
-    if rope is not None and (rope.dims % 2 or not 0 < rope.dims <= mixer.key_dim):
-        defects.append(
-            Defect(where, f"rope turns {rope.dims} dims, expected an even count ≤ {mixer.key_dim}")
-        )
-    if mixer.window == 0:
-        defects.append(Defect(where, "window is 0, expected at least 1 or none"))
+        yield from _check_norm(norm, mixer.key_dim, f"{where} q/k")
+    if mixer.rope is not None:
+        yield from _check_rope(mixer.rope, mixer.key_dim, where)
 
 
 def check_closure(

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-from larql.errors import ContainerError, LarqlError, UsageError
+from larql.errors import BindingDefect, ContainerError, LarqlError, UsageError
 from larql.format.atomic import recover
-from larql.format.closure import Defect, check_closure
+from larql.format.closure import Defect, check_closure, check_geometry
 from larql.format.generation import Generation, generation_of
 from larql.format.graph import Component, Graph
 from larql.format.graph_json import graph_from_json
@@ -29,12 +29,16 @@ __all__ = ["Container", "EncodingShare", "is_container", "verify_container"]
 
 
 def is_container(directory: Path) -> bool:
-    """Return whether a directory has an index of a schema that this build knows."""
+    """Return whether a directory has an index of a schema that this build knows.
+
+    Of the index no more is asked than what tells it from another program's ``index.json``, so that
+    a damaged container still is one.
+    """
     try:
-        read_index_document(directory)
+        _schema, document = read_index_document(directory)
     except LarqlError:
         return False
-    return True
+    return {"model", "hidden_size", "num_layers"} <= document.keys()
 
 
 @dataclass(frozen=True)
@@ -62,8 +66,12 @@ class Container:
     """
 
     def __init__(self, path: Path) -> None:
-        recover(path)
-        if not path.is_dir():
+        try:
+            recover(path)
+            present = path.is_dir()
+        except OSError as error:
+            raise ContainerError(f"{path}: cannot be opened: {error.strerror}") from None
+        if not present:
             raise ContainerError(f"{path}: is not a directory; expected a container")
         self.path = path
         _schema, document = read_index_document(path)
@@ -101,9 +109,13 @@ class Container:
         ------
         UsageError
             If the container has no such component.
+        BindingDefect
+            If the component's own numbers contradict each other.
         """
         for component in self.graph.components:
             if component.id == name:
+                for defect in check_geometry(component):
+                    raise BindingDefect(f"{self.path}: {defect.line()}")
                 return component
         known = ", ".join(component.id for component in self.graph.components)
         raise UsageError(f"{self.path}: no component {name!r}; it has {known}")
@@ -160,7 +172,15 @@ def verify_container(container: Container, progress: Progress) -> list[Defect]:
     try:
         graph = container.graph
     except LarqlError as error:
-        return [*defects, Defect("system graph", str(error))]
+        path = container.path / index.system_graph
+        unreadable = Defect(index.system_graph, str(error).removeprefix(f"{path}: "))
+        return defects if unreadable in defects else [*defects, unreadable]
+    for name, stated, meant in (
+        ("hidden_size", index.hidden_size, graph.components[0].hidden_size),
+        ("num_layers", index.num_layers, len(graph.components[0].layers)),
+    ):
+        if stated != meant:
+            defects.append(Defect(INDEX_NAME, f"{name} is {stated}, the graph says {meant}"))
     for component in graph.components:
         if component.id not in index.components:
             defects.append(Defect(component.id, "component is not listed in the index"))
@@ -183,8 +203,9 @@ def _verify_files(container: Container, progress: Progress) -> Iterator[Defect]:
             yield Defect(name, "segment is not listed in `files`, so nothing vouches for it")
         elif name in index.segments and index.segments[name] != index.files[name]:
             yield Defect(name, "`segments` and `files` state different sizes or hashes")
-    if index.system_graph is not None and index.system_graph not in index.files:
-        yield Defect(index.system_graph, "graph is not listed in `files`")
+    for kind, document in (("graph", index.system_graph), ("manifest", index.moe_manifest)):
+        if document is not None and document not in index.files:
+            yield Defect(document, f"{kind} is not listed in `files`, so nothing vouches for it")
     progress.start("verify", sum(entry.size for entry in index.files.values()))
     for name in sorted(index.files):
         entry = index.files[name]

@@ -8,12 +8,14 @@ graph changes what is computed.
 from __future__ import annotations
 
 import dataclasses
+import sys
 import types
 import typing
 from typing import Literal, TypeVar, Union, get_args, get_origin
 
 from larql.errors import ContainerError, UnsupportedRefusal
 from larql.format import graph as g
+from larql.format.untrusted import shown
 
 __all__ = ["GRAPH_SCHEMA", "graph_from_json", "graph_to_json"]
 
@@ -30,6 +32,11 @@ _OPS: dict[str, type] = {
     "kv_rows": g.KvRows,
 }
 _NAMES = {cls: name for name, cls in _OPS.items()}
+_HINTS: dict[type, dict[str, object]] = {
+    cls: typing.get_type_hints(cls)
+    for cls in vars(g).values()
+    if isinstance(cls, type) and dataclasses.is_dataclass(cls)
+}
 
 T = TypeVar("T")
 
@@ -69,11 +76,14 @@ def graph_from_json(document: object, where: str) -> g.Graph:
     if not isinstance(document, dict):
         raise ContainerError(f"{where}: expected a JSON object, found {_kind(document)}")
     schema = document.get("schema")
-    if schema != GRAPH_SCHEMA or isinstance(schema, bool):
+    if type(schema) is not int or schema != GRAPH_SCHEMA:
         raise UnsupportedRefusal(
-            f"{where}: graph schema {schema!r} is not known to this build, which reads "
+            f"{where}: graph schema {schema!r:.60} is not known to this build, which reads "
             f"{GRAPH_SCHEMA}"
         )
+    unknown = sorted(set(document) - {"schema", "components", "edges"})
+    if unknown:
+        raise ContainerError(f"{where}: the document has unknown key {shown(unknown[0])}")
     raw_components = document.get("components")
     if not isinstance(raw_components, list) or not raw_components:
         raise ContainerError(f"{where}: `components` must be a non-empty array")
@@ -82,12 +92,12 @@ def graph_from_json(document: object, where: str) -> g.Graph:
         path = f"components[{position}]"
         if not isinstance(raw, dict):
             raise ContainerError(f"{where}: {path} is {_kind(raw)}, expected an object")
-        stated = raw.get("state")
         component = _decode_class(
             g.Component, {k: v for k, v in raw.items() if k != "state"}, path, where
         )
         _check_component(component, path, where)
-        if stated != [_encode(region) for region in g.state_schema(component)]:
+        stated = _decode(tuple[g.KvRows, ...], raw.get("state"), f"{path}.state", where)
+        if stated != g.state_schema(component):
             raise ContainerError(
                 f"{where}: {path}.state contradicts the state that the component's operations keep"
             )
@@ -95,8 +105,15 @@ def graph_from_json(document: object, where: str) -> g.Graph:
     ids = [component.id for component in components]
     if len(set(ids)) != len(ids):
         raise ContainerError(f"{where}: two components have the same id in {ids}")
-    edges = _decode(tuple[g.Edge, ...], document.get("edges", []), "edges", where)
-    return g.Graph(components=tuple(components), edges=typing.cast("tuple[g.Edge, ...]", edges))
+    edges = typing.cast(
+        "tuple[g.Edge, ...]",
+        _decode(tuple[g.Edge, ...], document.get("edges", []), "edges", where),
+    )
+    for edge in edges:
+        for end in (edge.producer, edge.consumer):
+            if end not in ids:
+                raise ContainerError(f"{where}: an edge names component {shown(end)}, not in {ids}")
+    return g.Graph(components=tuple(components), edges=edges)
 
 
 def _check_component(component: g.Component, path: str, where: str) -> None:
@@ -127,10 +144,11 @@ def _decode_class(cls: type[T], raw: object, path: str, where: str) -> T:
     if not isinstance(raw, dict):
         raise ContainerError(f"{where}: {path} is {_kind(raw)}, expected an object")
     fields = {field.name: field for field in dataclasses.fields(cls)}  # type: ignore[arg-type]
-    hints = typing.get_type_hints(cls)
-    unknown = sorted(set(raw) - set(fields) - {"op"})
+    hints = _HINTS[cls]
+    known = set(fields) | ({"op"} if cls in _NAMES else set())
+    unknown = sorted(set(raw) - known)
     if unknown:
-        raise ContainerError(f"{where}: {path} has unknown key `{unknown[0]}`")
+        raise ContainerError(f"{where}: {path} has unknown key {shown(unknown[0])}")
     values = {}
     for name, field in fields.items():
         if name in raw:
@@ -155,7 +173,7 @@ def _decode(hint: object, raw: object, path: str, where: str) -> object:
     if origin is Literal:
         if raw not in get_args(hint):
             raise UnsupportedRefusal(
-                f"{where}: {path} is {raw!r}; this build knows "
+                f"{where}: {path} is {raw!r:.60}; this build knows "
                 f"{', '.join(map(repr, get_args(hint)))}"
             )
         return raw
@@ -173,7 +191,7 @@ def _decode_tagged(options: tuple[object, ...], raw: object, path: str, where: s
     cls = _OPS.get(op) if isinstance(op, str) else None
     if cls is None:
         raise UnsupportedRefusal(
-            f"{where}: {path} is operation {op!r}; this build knows {', '.join(sorted(_OPS))}"
+            f"{where}: {path} is operation {op!r:.60}; this build knows {', '.join(sorted(_OPS))}"
         )
     if cls not in options:
         raise ContainerError(f"{where}: {path} cannot be a {op}")
@@ -182,10 +200,12 @@ def _decode_tagged(options: tuple[object, ...], raw: object, path: str, where: s
 
 def _decode_scalar(hint: object, raw: object, path: str, where: str) -> object:
     if hint is float and isinstance(raw, int | float) and not isinstance(raw, bool):
+        if not abs(raw) <= sys.float_info.max:
+            raise ContainerError(f"{where}: {path} is {raw!r:.60}, expected a finite number")
         return float(raw)
     if hint is int and isinstance(raw, int) and not isinstance(raw, bool):
-        if raw < 0:
-            raise ContainerError(f"{where}: {path} is {raw}, expected a count")
+        if not 0 <= raw < 1 << 48:
+            raise ContainerError(f"{where}: {path} is {raw!r:.60}, expected a count")
         return raw
     if hint in (str, bool) and type(raw) is hint:
         return raw
@@ -195,4 +215,4 @@ def _decode_scalar(hint: object, raw: object, path: str, where: str) -> object:
 
 def _kind(value: object) -> str:
     names = {dict: "an object", list: "an array", str: "a string", type(None): "null"}
-    return names.get(type(value), f"{value!r}")
+    return names.get(type(value), f"{value!r:.60}")

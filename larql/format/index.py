@@ -10,9 +10,9 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Literal, get_args
 
-from larql.errors import ContainerError, UnsupportedRefusal
+from larql.errors import ContainerError, EncodingError, UnsupportedRefusal
 from larql.format.encoding import ENCODINGS, Encoding
 from larql.format.generation import (
     Generation,
@@ -21,6 +21,7 @@ from larql.format.generation import (
     require_generation,
 )
 from larql.format.names import check_relative_name
+from larql.format.untrusted import read_json_object
 
 __all__ = [
     "INDEX_NAME",
@@ -36,7 +37,8 @@ __all__ = [
 ]
 
 INDEX_NAME = "index.json"
-MAX_JSON_BYTES = 256 << 20
+MAX_JSON_BYTES = 32 << 20
+"""Largest document of a container: 60,000 representations, and 25 times this as Python objects."""
 
 Fidelity = Literal[
     "source-exact",
@@ -45,13 +47,8 @@ Fidelity = Literal[
     "structurally-approximate",
     "analysis-only",
 ]
-_FIDELITIES = (
-    "source-exact",
-    "source-equivalent",
-    "numerically-approximate",
-    "structurally-approximate",
-    "analysis-only",
-)
+_FIDELITIES: tuple[str, ...] = get_args(Fidelity)
+_AUTHORITIES = ("canonical", "derived")
 _KNOWN_FIELDS = (
     "version",
     "model",
@@ -88,16 +85,19 @@ class SourceBinding:
         Encoding of the tensor in the checkpoint.
     sha256 : str
         Of the tensor's bytes in the checkpoint.
+    extra : mapping
+        Fields that this build does not know.
     """
 
     tensor: str
     encoding: str
     sha256: str
+    extra: Mapping[str, object] = field(default_factory=dict, compare=False)
 
 
 @dataclass(frozen=True)
 class Representation:
-    """One stored encoding of one operand."""
+    """One stored encoding of one operand; ``extra`` keeps fields this build does not know."""
 
     id: str
     operand: str
@@ -108,6 +108,7 @@ class Representation:
     tensor: str
     source: SourceBinding
     requested: str | None = None
+    extra: Mapping[str, object] = field(default_factory=dict, compare=False)
 
     @property
     def nbytes(self) -> int:
@@ -125,10 +126,11 @@ class Representation:
 
 @dataclass(frozen=True)
 class FileEntry:
-    """Size in bytes and sha256 of one file of the container."""
+    """Size in bytes and sha256 of one file; ``extra`` keeps fields this build does not know."""
 
     size: int
     sha256: str
+    extra: Mapping[str, object] = field(default_factory=dict, compare=False)
 
 
 @dataclass(frozen=True)
@@ -171,44 +173,19 @@ def dump_json(document: object) -> bytes:
     return (text + "\n").encode()
 
 
-def load_json(path: Path) -> object:
+def load_json(path: Path) -> Mapping[str, object]:
     """Read a JSON file of a container.
 
     Raises
     ------
     ContainerError
-        If it is missing, unreadable, absurdly large, not UTF-8, not JSON, or has a key twice.
+        If it is missing, unreadable, absurdly large, not UTF-8, not strict JSON, not an object, or
+        has a key twice.
     """
-
-    def unique(pairs: list[tuple[str, object]]) -> dict[str, object]:
-        document = dict(pairs)
-        if len(document) != len(pairs):
-            seen: set[str] = set()
-            twice = next(key for key, _ in pairs if key in seen or seen.add(key))  # type: ignore[func-returns-value]
-            raise ContainerError(f"{path}: key {twice!r} appears twice in one object")
-        return document
-
-    def constant(name: str) -> object:
-        raise ContainerError(f"{path}: {name} is not JSON")
-
-    try:
-        size = path.stat().st_size
-        if size > MAX_JSON_BYTES:
-            raise ContainerError(
-                f"{path}: {size} bytes, more than the {MAX_JSON_BYTES} that this file may have"
-            )
-        return json.loads(
-            path.read_bytes().decode(), object_pairs_hook=unique, parse_constant=constant
-        )
-    except FileNotFoundError:
-        raise ContainerError(f"{path}: missing") from None
-    except OSError as error:
-        raise ContainerError(f"{path}: {error.strerror}") from None
-    except (UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
-        raise ContainerError(f"{path}: not valid JSON ({error})") from None
+    return read_json_object(path, ContainerError, limit=MAX_JSON_BYTES, infinity=False)
 
 
-def read_index_document(directory: Path) -> tuple[SchemaVersion, dict[str, object]]:
+def read_index_document(directory: Path) -> tuple[SchemaVersion, Mapping[str, object]]:
     """Read a directory's ``index.json`` far enough to know its schema version.
 
     Raises
@@ -218,8 +195,6 @@ def read_index_document(directory: Path) -> tuple[SchemaVersion, dict[str, objec
     """
     path = directory / INDEX_NAME
     document = load_json(path)
-    if not isinstance(document, dict):
-        raise ContainerError(f"{path}: expected a JSON object")
     return parse_schema_version(document.get("version"), str(path)), document
 
 
@@ -247,16 +222,17 @@ def index_to_json(index: Index) -> dict[str, object]:
         "derived_from_model": index.derived_from_model,
         "notes": list(index.notes),
         "segments": {
-            name: {"schema": "safetensors", "size": entry.size, "sha256": entry.sha256}
+            name: {"schema": "safetensors", **_file_json(entry)}
             for name, entry in index.segments.items()
         },
-        "files": {
-            name: {"size": entry.size, "sha256": entry.sha256}
-            for name, entry in index.files.items()
-        },
+        "files": {name: _file_json(entry) for name, entry in index.files.items()},
     }
     document.update(index.extra)
     return document
+
+
+def _file_json(entry: FileEntry) -> dict[str, object]:
+    return {"size": entry.size, "sha256": entry.sha256, **entry.extra}
 
 
 def _representation_json(value: Representation) -> dict[str, object]:
@@ -271,10 +247,12 @@ def _representation_json(value: Representation) -> dict[str, object]:
             "tensor": value.source.tensor,
             "encoding": value.source.encoding,
             "sha256": value.source.sha256,
+            **value.source.extra,
         },
     }
     if value.requested is not None:
         document["requested"] = value.requested
+    document.update(value.extra)
     return document
 
 
@@ -329,7 +307,12 @@ class _Reader:
         return _Reader(self.document.get(key), name, self.where)
 
     def file_name(self, key: str) -> str:
-        return check_relative_name(self.document.get(key), f"{self.where}: {key}", ContainerError)
+        name = f"{self.path}.{key}" if self.path else key
+        return check_relative_name(self.document.get(key), f"{self.where}: {name}", ContainerError)
+
+    def rest(self, *known: str) -> dict[str, object]:
+        """Return the fields outside ``known``."""
+        return {key: value for key, value in self.document.items() if key not in known}
 
     def sha256(self, key: str) -> str:
         value = self.text(key)
@@ -378,14 +361,14 @@ def index_from_json(document: Mapping[str, object], where: str) -> Index:
         objects=top.optional_object("objects"),
         representations=representations,
         precision_map=top.optional_object("precision_map"),
-        authority=top.text("authority"),
+        authority=_choice(top, "authority", _AUTHORITIES),
         notes=notes,
         segments=segments,
         files=files,
         profiles=top.optional_object("profiles"),
         variants=top.optional_object("variants"),
         derived_from_model=top.optional_text("derived_from_model"),
-        extra={key: value for key, value in document.items() if key not in _KNOWN_FIELDS},
+        extra=top.rest(*_KNOWN_FIELDS),
     )
 
 
@@ -395,8 +378,17 @@ def _files(top: _Reader, key: str) -> dict[str, FileEntry]:
     for name in parent.document:
         check_relative_name(name, f"{top.where}: {key}", ContainerError)
         entry = parent.child(name)
-        entries[name] = FileEntry(entry.count("size"), entry.sha256("sha256"))
+        entries[name] = FileEntry(
+            entry.count("size"), entry.sha256("sha256"), entry.rest("size", "sha256")
+        )
     return entries
+
+
+def _choice(reader: _Reader, key: str, choices: tuple[str, ...]) -> str:
+    value = reader.text(key)
+    if value not in choices:
+        raise reader.fail(key, " or ".join(choices))
+    return value
 
 
 def _representation(key: str, reader: _Reader) -> Representation:
@@ -405,9 +397,6 @@ def _representation(key: str, reader: _Reader) -> Representation:
         raise UnsupportedRefusal(
             f"{reader.where}: {reader.path} has encoding {name!r}, unknown to this build"
         )
-    fidelity = reader.text("fidelity")
-    if fidelity not in _FIDELITIES:
-        raise reader.fail("fidelity", " or ".join(_FIDELITIES))
     shape = reader.document.get("shape")
     if (
         not isinstance(shape, list)
@@ -415,17 +404,27 @@ def _representation(key: str, reader: _Reader) -> Representation:
         or not all(type(extent) is int and 0 < extent < 1 << 48 for extent in shape)
     ):
         raise reader.fail("shape", "an array of positive integers")
+    try:
+        ENCODINGS[name].row_bytes(shape[-1])
+    except EncodingError as error:
+        raise ContainerError(f"{reader.where}: {reader.path}: {error}") from None
     source = reader.child("source")
     return Representation(
         id=key,
         operand=reader.text("operand"),
         encoding=ENCODINGS[name],
-        fidelity=fidelity,
+        fidelity=_choice(reader, "fidelity", _FIDELITIES),
         shape=tuple(shape),
         segment=reader.file_name("segment"),
         tensor=reader.text("tensor"),
         source=SourceBinding(
-            source.text("tensor"), source.text("encoding"), source.sha256("sha256")
+            source.text("tensor"),
+            source.text("encoding"),
+            source.sha256("sha256"),
+            source.rest("tensor", "encoding", "sha256"),
         ),
         requested=reader.optional_text("requested"),
+        extra=reader.rest(
+            "operand", "encoding", "fidelity", "shape", "segment", "tensor", "source", "requested"
+        ),
     )

@@ -10,6 +10,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
+F = np.float32
 F32 = npt.NDArray[np.float32]
 LANES = 16
 
@@ -40,12 +41,81 @@ def lane_sum(lanes: F32) -> F32:
 
 def product(weights: F32, x: F32) -> F32:
     """weights [rows, columns], x [C, columns] -> [C, rows], in the order kernels promise."""
-    rows, columns = weights.shape
-    padded = -(-columns // LANES) * LANES
-    w = np.zeros((rows, padded), np.float32)
-    v = np.zeros((x.shape[0], padded), np.float32)
-    w[:, :columns], v[:, :columns] = weights, x
+    rows = len(weights)
+    w, v = _padded(weights), _padded(x)
     sums = np.zeros((x.shape[0], rows, LANES), np.float32)
-    for at in range(0, padded, LANES):
+    for at in range(0, w.shape[1], LANES):
         sums = fma(w[None, :, at : at + LANES], v[:, None, at : at + LANES], sums)
     return lane_sum(sums)
+
+
+def rms_norm(x: F32, weight: F32 | None, offset: float, eps: float) -> F32:
+    """x [T, H] -> [T, H], each operation rounded to float32."""
+    rate = F(1) / np.sqrt(lane_sum(_lanes(x, x)) / F(x.shape[1]) + F(eps))
+    factor = F(1) if weight is None else weight + F(offset)
+    return (x * rate[:, None]) * factor
+
+
+def layer_norm(x: F32, weight: F32 | None, bias: F32 | None, offset: float, eps: float) -> F32:
+    """x [T, H] -> [T, H], each operation rounded to float32."""
+    padded = _padded(x)
+    lanes = np.zeros((len(x), LANES), F)
+    for at in range(0, padded.shape[1], LANES):
+        lanes = lanes + padded[:, at : at + LANES]
+    centred = x - (lane_sum(lanes) / F(x.shape[1]))[:, None]
+    rate = F(1) / np.sqrt(lane_sum(_lanes(centred, centred)) / F(x.shape[1]) + F(eps))
+    factor = np.ones(x.shape[1], F) if weight is None else weight + F(offset)
+    shift = np.zeros(x.shape[1], F) if bias is None else bias
+    return fma(centred * rate[:, None], factor[None, :], shift[None, :])
+
+
+def rotate(x: F32, cos: F32, sin: F32, layout: str) -> F32:
+    """x [T, heads, dim], cos and sin [T, n] -> rotated copy."""
+    out = x.copy()
+    for t in range(x.shape[0]):
+        for head in range(x.shape[1]):
+            for i in range(cos.shape[1]):
+                j, k = (i, i + cos.shape[1]) if layout == "half" else (2 * i, 2 * i + 1)
+                a, b = x[t, head, j : j + 1], x[t, head, k : k + 1]
+                c, s = cos[t, i : i + 1], sin[t, i : i + 1]
+                out[t, head, j] = fma(a, c, -(b * s))[0]
+                out[t, head, k] = fma(b, c, a * s)[0]
+    return out
+
+
+def attend(
+    q: F32, keys: F32, values: F32, start: int, window: int, scale: float, softcap: float,
+    sinks: F32 | None,
+) -> npt.NDArray[np.float64]:  # fmt: skip
+    """Softmax attention over a ring, in float64."""
+    tokens, heads, _ = q.shape
+    capacity, kv_heads, _ = keys.shape
+    out = np.empty((tokens, heads, values.shape[2]))
+    for t in range(tokens):
+        position = start + t
+        first = max(0, position - window + 1) if window else 0
+        rows = [p % capacity for p in range(first, position + 1)]
+        for head in range(heads):
+            kv = head // (heads // kv_heads)
+            score = keys[rows, kv].astype(float) @ q[t, head].astype(float) * scale
+            if softcap:
+                score = softcap * np.tanh(score / softcap)
+            most = max(score.max(), -np.inf if sinks is None else sinks[head])
+            weight = np.exp(score - most)
+            total = weight.sum() + (0 if sinks is None else np.exp(sinks[head] - most))
+            out[t, head] = weight @ values[rows, kv].astype(float) / total
+    return out
+
+
+def _padded(x: F32) -> F32:
+    wide = np.zeros((len(x), -(-x.shape[1] // LANES) * LANES), F)
+    wide[:, : x.shape[1]] = x
+    return wide
+
+
+def _lanes(x: F32, y: F32) -> F32:
+    x, y = _padded(x), _padded(y)
+    lanes = np.zeros((len(x), LANES), F)
+    for at in range(0, x.shape[1], LANES):
+        lanes = fma(x[:, at : at + LANES], y[:, at : at + LANES], lanes)
+    return lanes

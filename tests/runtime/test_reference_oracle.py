@@ -309,9 +309,10 @@ def rotation(container: Container, layer: int = 0) -> tuple[Rope, Array]:
 def turned(rope: Rope, frequency: Array, head: Array, position: int) -> Array:
     """One head turned by the backend, its elements in the order of Hugging Face."""
     if rope.layout == "half":
-        return reference._rotate(head[None], rope, frequency, position)[0]
-    rows = interleave(head.astype(np.float64), 1)
-    out = reference._rotate(rows[None], rope, frequency, position)[0]
+        whole: Array = reference._rotate(head[None], rope, frequency, position)[0]
+        return whole
+    pairs = head.reshape(2, -1).T.reshape(1, -1)
+    out = reference._rotate(pairs, rope, frequency, position)[0]
     return np.concatenate([out[0::2], out[1::2]])
 
 

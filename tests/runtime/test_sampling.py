@@ -86,3 +86,12 @@ def test_generation_stops_at_an_end_token_and_yields_it(containers: dict[str, Co
     first = free.index(free[4])
     assert made((free[4],), 8) == free[: first + 1]
     assert made((), 0) == []
+
+
+def test_nothing_is_drawn_from_infinite_logits() -> None:
+    rows = ([np.inf, 0.0], [-np.inf, -np.inf])
+    for row in rows:
+        sampler = Sampler(Sampling(temperature=1.0))
+        with pytest.raises(UsageError, match="no token can be drawn"):
+            sampler.choose(np.array(row, np.float32))
+    assert Sampler(Sampling()).choose(np.array(rows[0], np.float32)) == 0

@@ -259,11 +259,26 @@ class Builder:
             down=self.linear("ffn.down", layer, hidden, width, bias=bias),
         )
 
+    def layer_count(self, key: str, default: int | None = None) -> int:
+        """Take the number of layers, of which each has a tensor of its own.
+
+        Raises
+        ------
+        CompileError
+            If it is missing without a default, no count, or more than the tensors allow.
+        """
+        taken = self.config.count(key) if default is None else self.config.count(key, default)
+        if taken > len(self.tensors):
+            raise self.config.failure(
+                key, f"is {taken}, but the checkpoint has only {len(self.tensors)} tensors"
+            )
+        return taken
+
     def embed(self, width: int, scale: float) -> Embed:
         """Describe the embedding; the number of its rows is the vocabulary."""
         name = self.naming.tensor("embedding", None, ".weight")
         shape = self.shape(name)
-        vocab = self.config.count("vocab_size", shape[0])
+        vocab = self.config.count("vocab_size", shape[0] if shape else 1)
         weight = self.bind("embedding", "weight", name, (vocab, width))
         return Embed(weight=weight, vocab=vocab, width=width, scale=scale)
 

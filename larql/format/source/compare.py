@@ -5,15 +5,16 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator
 
-from larql.errors import LarqlError
+from larql.errors import ContainerError, LarqlError
 from larql.format.closure import Defect
 from larql.format.container import Container
-from larql.format.index import Representation
+from larql.format.index import INDEX_NAME, Index, Representation
 from larql.format.progress import Progress
+from larql.format.segment import hash_file
 from larql.format.source.builder import Binding
 from larql.format.source.checkpoint import Checkpoint
-from larql.format.source.compiler import compile_checkpoint
-from larql.format.source.extract import graph_document
+from larql.format.source.compiler import Compiled, compile_checkpoint
+from larql.format.source.extract import graph_document, text_document, text_files
 from larql.format.source.recode import Recoding, stored_chunks
 
 __all__ = ["compare_with_source"]
@@ -24,9 +25,9 @@ def compare_with_source(
 ) -> list[Defect]:
     """Return every difference between a container and the checkpoint it claims to come from.
 
-    The checkpoint is compiled again and its graph compared; each tensor is hashed in the
-    checkpoint and against the bytes in the container. A tensor that was re-encoded is re-encoded
-    again and compared byte for byte.
+    The checkpoint is compiled again and its graph and text files compared; each tensor is hashed
+    in the checkpoint and against the bytes in the container. A tensor that was re-encoded is
+    re-encoded again and compared byte for byte.
 
     Raises
     ------
@@ -43,6 +44,8 @@ def compare_with_source(
     else:
         if stored != graph_document(compiled):
             defects.append(Defect(name, "is not the graph that the source compiles to"))
+    defects.extend(_compare_facts(container.index, compiled))
+    defects.extend(_compare_text(container, checkpoint))
     representations = container.operands
     progress.start("compare", sum(b.source.nbytes for b in compiled.bindings))
     for binding in compiled.bindings:
@@ -62,6 +65,44 @@ def compare_with_source(
     return defects
 
 
+def _compare_facts(index: Index, compiled: Compiled) -> Iterator[Defect]:
+    """Compare what the index repeats of the graph or adds to it."""
+    target = compiled.graph.components[0]
+    facts: dict[str, tuple[object, object]] = {
+        "model": (index.model, compiled.model),
+        "family": (index.family, compiled.family),
+        "hidden_size": (index.hidden_size, target.hidden_size),
+        "num_layers": (index.num_layers, len(target.layers)),
+        "components": (index.components, tuple(c.id for c in compiled.graph.components)),
+        "text": (dict(index.text), text_document(compiled)),
+    }
+    for name, (found, expected) in facts.items():
+        if found != expected:
+            yield Defect(INDEX_NAME, f"{name} is {found!r}, the source says {expected!r}")
+
+
+def _compare_text(container: Container, checkpoint: Checkpoint) -> Iterator[Defect]:
+    text, _problem = text_files(checkpoint)
+    stored = container.text_files()
+    for name, file in text.items():
+        if name not in stored:
+            yield Defect(name, "is missing, the source has it")
+            continue
+        expected = hashlib.sha256()
+        for chunk in file.chunks():
+            expected.update(chunk)
+        try:
+            found = hash_file(stored[name])
+        except ContainerError as error:
+            yield Defect(name, str(error).removeprefix(f"{stored[name]}: "))
+            continue
+        if found.sha256 != expected.hexdigest():
+            yield Defect(name, "differs from the source's")
+    for name in stored:
+        if name not in text:
+            yield Defect(name, "has no counterpart in the source")
+
+
 def _compare(
     container: Container, checkpoint: Checkpoint, binding: Binding, stored: Representation
 ) -> Iterator[Defect]:
@@ -72,6 +113,13 @@ def _compare(
             f"has shape {list(stored.shape)}, {source.name} has {list(source.shape)}",
         )
         return
+    recorded = (stored.source.tensor, stored.source.encoding)
+    if recorded != (source.name, source.encoding.name):
+        yield Defect(
+            binding.operand,
+            f"is recorded as {' in '.join(recorded)}, in the source it is {source.name} in "
+            f"{source.encoding.name}",
+        )
     digest = hashlib.sha256()
     for chunk in checkpoint.chunks(source.name):
         digest.update(chunk)

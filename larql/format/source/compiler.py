@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
 
-from larql.errors import CompileError
+from larql.errors import CompileError, SourceError
 from larql.format.closure import check_geometry
 from larql.format.graph import Component, Graph
 from larql.format.source.builder import Binding, Builder, Family
@@ -20,6 +20,8 @@ from larql.format.source.checkpoint import Checkpoint, SourceTensor
 from larql.format.source.config import ConfigReader, KeyVerdict
 from larql.format.source.families import FAMILIES
 from larql.format.source.names import GGUF_NAMING, hugging_face_naming
+from larql.format.tokenizer.ends import declared_end_id
+from larql.format.untrusted import read_json_object
 
 __all__ = ["Compiled", "compile_checkpoint"]
 
@@ -66,7 +68,7 @@ class Compiled:
     notes : tuple of str
         What a user should know; those that begin with ``warning:`` deserve attention.
     end_ids : tuple of int
-        End-of-text ids that the configuration declares.
+        End-of-text ids that the configurations and the tokenizer's files declare.
     licence : str or None
         As the checkpoint states it.
     """
@@ -135,6 +137,11 @@ def _compile_hugging_face(checkpoint: Checkpoint) -> Compiled:
         ):
             root.irrelevant(key)
         _same_in_both(root, inner, checkpoint.config, "tie_word_embeddings")
+        nested_type = inner.text("model_type", family.name)
+        if nested_type not in (*family.model_types, family.name):
+            raise root.contradiction(
+                "model_type", "text_config.model_type", family.name, nested_type
+            )
     builder = Builder(
         inner or root,
         checkpoint.tensors,
@@ -147,7 +154,15 @@ def _compile_hugging_face(checkpoint: Checkpoint) -> Compiled:
         builder.leave(
             (n for n in checkpoint.tensors if n.startswith(_VISION_TENSORS)), "not the text model"
         )
-    end_ids = _token_ids(checkpoint.config.get("eos_token_id"))
+    nested = checkpoint.config.get("text_config")
+    generation = checkpoint.side_files.get("generation_config.json")
+    declared = [
+        checkpoint.config,
+        nested if isinstance(nested, Mapping) else {},
+        {} if generation is None else read_json_object(generation, SourceError),
+    ]
+    end_ids = [i for config in declared for i in _token_ids(config.get("eos_token_id"))]
+    end_ids += _token_ids(declared_end_id(checkpoint.side_files))
     return _finish(
         checkpoint,
         family,
@@ -155,14 +170,18 @@ def _compile_hugging_face(checkpoint: Checkpoint) -> Compiled:
         builder,
         root,
         model=_own_name(checkpoint.config.get("_name_or_path")) or family.name,
-        end_ids=end_ids,
-        licence=_readme_licence(checkpoint.side_files.get("README.md")),
+        end_ids=tuple(dict.fromkeys(end_ids)),
+        licence=_readme_licence(checkpoint.root / "README.md"),
     )
 
 
 def _own_name(value: object) -> str | None:
     """Return what a checkpoint calls itself; the directory it happens to lie in is not a name."""
-    return value.rstrip("/").rsplit("/", 1)[-1] if isinstance(value, str) and value else None
+    if not isinstance(value, str):
+        return None
+    # JSON can spell half a surrogate pair, which no file can hold.
+    name = value.encode(errors="replace").decode().rstrip("/").rsplit("/", 1)[-1]
+    return name or None
 
 
 def _same_in_both(
@@ -271,11 +290,11 @@ def _same_bytes(checkpoint: Checkpoint) -> Callable[[SourceTensor, SourceTensor]
     return same
 
 
-def _readme_licence(readme: Path | None) -> str | None:
+def _readme_licence(readme: Path) -> str | None:
     """Return the ``license`` of a model card's front matter, if it has one."""
-    if readme is None:
-        return None
     try:
+        if not readme.is_file():
+            return None
         with readme.open(encoding="utf-8", errors="replace") as stream:
             head = stream.read(65536)
     except OSError:

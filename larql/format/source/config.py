@@ -6,6 +6,7 @@ values of a key ask for nothing. What is left over after that is an error by nam
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
@@ -45,7 +46,8 @@ class ConfigReader:
         self._verdicts: dict[str, Literal["consumed", "irrelevant"]] = {}
         self._children: dict[str, ConfigReader] = {}
 
-    def _fail(self, key: str, problem: str) -> CompileError:
+    def failure(self, key: str, problem: str) -> CompileError:
+        """Return the error for a key, which ``problem`` goes on about."""
         return CompileError(f"{self.where}: `{self._prefix}{key}` {problem}")
 
     def _take(self, key: str, default: object) -> object:
@@ -53,7 +55,7 @@ class ConfigReader:
         value = self._config.get(key)
         if value is None:
             if default is _MISSING:
-                raise self._fail(key, "is missing; the model cannot be judged without it")
+                raise self.failure(key, "is missing; the model cannot be judged without it")
             return default
         return value
 
@@ -67,7 +69,7 @@ class ConfigReader:
         if isinstance(value, float) and value.is_integer():
             value = int(value)
         if isinstance(value, bool) or not isinstance(value, int) or value < least:
-            raise self._fail(key, f"is {value!r}, expected an integer of at least {least}")
+            raise self.failure(key, f"is {value!r:.60}, expected an integer of at least {least}")
         return value
 
     def optional_count(self, key: str) -> int | None:
@@ -84,9 +86,9 @@ class ConfigReader:
         """Take a finite positive number."""
         value = self._take(key, default)
         if isinstance(value, bool) or not isinstance(value, int | float):
-            raise self._fail(key, f"is {value!r}, expected a number")
-        if not 0 < value < float("inf"):
-            raise self._fail(key, f"is {value!r}, expected a finite number above 0")
+            raise self.failure(key, f"is {value!r:.60}, expected a number")
+        if not 0 < value <= sys.float_info.max:
+            raise self.failure(key, f"is {value!r:.60}, expected a finite number above 0")
         return float(value)
 
     def optional_number(self, key: str) -> float | None:
@@ -100,14 +102,14 @@ class ConfigReader:
         """Take true or false."""
         value = self._take(key, default)
         if not isinstance(value, bool):
-            raise self._fail(key, f"is {value!r}, expected true or false")
+            raise self.failure(key, f"is {value!r:.60}, expected true or false")
         return value
 
     def text(self, key: str, default: object = _MISSING) -> str:
         """Take a string."""
         value = self._take(key, default)
         if not isinstance(value, str):
-            raise self._fail(key, f"is {value!r}, expected a string")
+            raise self.failure(key, f"is {value!r:.60}, expected a string")
         return value
 
     def choice(self, key: str, choices: Mapping[str, str], default: object = _MISSING) -> str:
@@ -115,7 +117,7 @@ class ConfigReader:
         value = self.text(key, default)
         if value not in choices:
             known = ", ".join(sorted(choices))
-            raise self._fail(key, f"is {value!r}, which this build does not know ({known})")
+            raise self.failure(key, f"is {value!r:.60}, which this build does not know ({known})")
         return choices[value]
 
     def texts(self, key: str) -> tuple[str, ...] | None:
@@ -125,7 +127,7 @@ class ConfigReader:
             return None
         value = self._take(key, _MISSING)
         if not isinstance(value, list | tuple) or not all(isinstance(v, str) for v in value):
-            raise self._fail(key, "is not an array of strings")
+            raise self.failure(key, "is not an array of strings")
         return tuple(value)
 
     def child(self, key: str) -> ConfigReader | None:
@@ -137,7 +139,7 @@ class ConfigReader:
             return self._children[key]
         value = self._take(key, _MISSING)
         if not isinstance(value, Mapping):
-            raise self._fail(key, f"is {value!r:.60}, expected an object")
+            raise self.failure(key, f"is {value!r:.60}, expected an object")
         reader = ConfigReader(value, self.where, f"{self._prefix}{key}.")
         self._children[key] = reader
         return reader
@@ -159,13 +161,15 @@ class ConfigReader:
             and any(value == v for v in values if not isinstance(v, bool))
         ):
             shown = " or ".join(repr(v) for v in values) or "null"
-            raise self._fail(
+            raise self.failure(
                 key, f"is {value!r:.60}, a computation this build does not compile (only {shown})"
             )
 
     def contradiction(self, first: str, second: str, a: object, b: object) -> CompileError:
         """Return the error for two keys that state different values of one thing."""
-        return self._fail(first, f"is {a!r} but `{self._prefix}{second}` is {b!r}; they must agree")
+        return self.failure(
+            first, f"is {a!r} but `{self._prefix}{second}` is {b!r}; they must agree"
+        )
 
     def leftover(self) -> list[str]:
         """Return the keys that nobody judged and that are not null, children included."""

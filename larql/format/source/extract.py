@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,9 +30,9 @@ from larql.format.source.builder import Binding
 from larql.format.source.checkpoint import Checkpoint
 from larql.format.source.compiler import Compiled, compile_checkpoint
 from larql.format.source.recode import Recoding, choose_recoding, stored_chunks
-from larql.format.tokenizer import tokenizer_files
+from larql.format.tokenizer import TokenizerFile, companion_files, tokenizer_files
 
-__all__ = ["Extraction", "extract", "graph_document"]
+__all__ = ["Extraction", "extract", "graph_document", "text_document", "text_files"]
 
 GRAPH_NAME = "system_graph.json"
 
@@ -86,6 +87,11 @@ class _Hashing:
 def graph_document(compiled: Compiled) -> bytes:
     """Return the bytes of ``system_graph.json``."""
     return dump_json(graph_to_json(compiled.graph))
+
+
+def text_document(compiled: Compiled) -> dict[str, object]:
+    """Return what the index says of the model's text."""
+    return {"end_of_text_ids": list(compiled.end_ids)}
 
 
 def extract(
@@ -145,9 +151,10 @@ def extract(
 
 
 def _check_apart(output: Path, inputs: Iterable[Path]) -> None:
-    target = output.resolve()
+    # Path.resolve raises RuntimeError on a loop of links; what follows refuses it in words.
+    target = Path(os.path.realpath(output))
     for source in inputs:
-        real = source.resolve()
+        real = Path(os.path.realpath(source))
         if target == real or target in real.parents:
             raise OutputError(f"{output}: holds the source {source}; choose another path")
 
@@ -205,7 +212,7 @@ def _write(
         system_graph=GRAPH_NAME,
         moe_manifest=None,
         source=_source_document(checkpoint, compiled),
-        text={"end_of_text_ids": list(compiled.end_ids)},
+        text=text_document(compiled),
         objects=objects,
         representations=representations,
         precision_map=_precision_map(representations),
@@ -238,15 +245,22 @@ def _write_text(
     directory: Path, checkpoint: Checkpoint, files: dict[str, FileEntry]
 ) -> Iterator[str]:
     """Write tokenizer and template files; yield what a user should know."""
-    try:
-        text = tokenizer_files(checkpoint)
-    except TokenizerError as error:
-        yield f"warning: no tokenizer is carried: {error}"
-        return
+    text, problem = text_files(checkpoint)
+    if problem is not None:
+        yield f"warning: no tokenizer is carried: {problem}"
     for name, file in text.items():
         files[name] = write_stream(directory / name, file.chunks())
-    if "tokenizer.json" not in text:
-        yield "warning: the checkpoint has no tokenizer; give token ids instead of text"
+
+
+def text_files(checkpoint: Checkpoint) -> tuple[Mapping[str, TokenizerFile], str | None]:
+    """Return a container's text files by name, and why there is no tokenizer among them."""
+    try:
+        return tokenizer_files(checkpoint), None
+    except TokenizerError as error:
+        # The container must not hang on where the checkpoint lay.
+        root = str(checkpoint.root)
+        problem = str(error).replace(f"{root}/", "").removeprefix(f"{root}: ")
+        return companion_files(checkpoint), problem
 
 
 def _fallback_notes(representations: Mapping[str, Representation]) -> Iterator[str]:

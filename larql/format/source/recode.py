@@ -59,11 +59,11 @@ def choose_recoding(binding: Binding, quant: str | None) -> Recoding:
     UsageError
         If ``quant`` is not a choice.
     """
+    if quant is not None and quant not in QUANT_CHOICES:
+        raise UsageError(f"--quant {quant!r}: expected one of {', '.join(QUANT_CHOICES)}")
     source = binding.source.encoding
     if quant is None or len(binding.source.shape) < 2 or quant == source.name:
         return Recoding(source, verbatim=True)
-    if quant not in QUANT_CHOICES:
-        raise UsageError(f"--quant {quant!r}: expected one of {', '.join(QUANT_CHOICES)}")
     columns = binding.source.shape[-1]
     for name in (quant, _NARROWER_BLOCK.get(quant)):
         if name is not None and columns % ENCODINGS[name].block_elements == 0:

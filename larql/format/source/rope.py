@@ -109,6 +109,8 @@ def gguf_rope(config: ConfigReader, default_theta: float) -> RopeSettings:
     old = config.optional_number("rope.scale_linear")
     factor = config.optional_number("rope.scaling.factor")
     config.irrelevant("rope.scaling.finetuned")
+    if old is not None and factor is not None and old != factor:
+        raise config.contradiction("rope.scaling.factor", "rope.scale_linear", factor, old)
     if kind == "none":
         if factor not in (None, 1.0):
             raise config.contradiction("rope.scaling.factor", "rope.scaling.type", factor, kind)

@@ -123,7 +123,7 @@ def _hugging_face(b: Builder) -> Component:
     for prefix, head in _PREFIXES:
         if f"{prefix}embed_tokens.weight" in b.tensors:
             b.naming = hugging_face_naming(prefix, head, _PARTS)
-    layers = config.count("num_hidden_layers", 26)
+    layers = b.layer_count("num_hidden_layers", 26)
     head_dim = config.count("head_dim", 256)
     heads = config.count("num_attention_heads", 8)
     return _component(
@@ -132,7 +132,7 @@ def _hugging_face(b: Builder) -> Component:
             hidden=config.count("hidden_size", 2304),
             layer_types=_layer_types(config, layers),
             geometry=HeadGeometry(heads, config.count("num_key_value_heads", 4), head_dim),
-            scale=config.number("query_pre_attn_scalar", 256) ** -0.5,
+            scale=1.0 / math.sqrt(config.number("query_pre_attn_scalar", 256)),
             ffn=config.count("intermediate_size", 9216),
             context=config.count("max_position_embeddings", 131072),
             eps=config.number("rms_norm_eps", 1e-6),
@@ -152,7 +152,7 @@ def _gguf(b: Builder) -> Component:
     config = b.config
     hidden = config.count("embedding_length")
     heads = config.count("attention.head_count")
-    layers = config.count("block_count")
+    layers = b.layer_count("block_count")
     head_dim = config.count("attention.key_length", hidden // heads)
     config.neutral("attention.value_length", head_dim)
     config.neutral("rope.dimension_count", head_dim)
@@ -166,7 +166,7 @@ def _gguf(b: Builder) -> Component:
             hidden=hidden,
             layer_types=_pattern(layers, period),
             geometry=HeadGeometry(heads, config.count("attention.head_count_kv"), head_dim),
-            scale=scaled_by**-0.5,
+            scale=1.0 / math.sqrt(scaled_by),
             ffn=config.count("feed_forward_length"),
             context=config.count("context_length"),
             eps=config.number("attention.layer_norm_rms_epsilon"),

@@ -6,6 +6,7 @@ Llama 3 rope scaling is closed-form in a checkpoint and a tensor of factors in G
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from larql.format.graph import Activation, Block, Component, Layer, Rope
@@ -46,7 +47,7 @@ def _hugging_face(b: Builder) -> Component:
         b,
         _Numbers(
             hidden=hidden,
-            layers=config.count("num_hidden_layers"),
+            layers=b.layer_count("num_hidden_layers"),
             geometry=HeadGeometry(heads, config.count("num_key_value_heads", heads), head_dim),
             ffn=config.count("intermediate_size"),
             context=config.count("max_position_embeddings", 2048),
@@ -78,7 +79,7 @@ def _gguf(b: Builder) -> Component:
         b,
         _Numbers(
             hidden=hidden,
-            layers=config.count("block_count"),
+            layers=b.layer_count("block_count"),
             geometry=HeadGeometry(heads, config.count("attention.head_count_kv", heads), head_dim),
             ffn=config.count("feed_forward_length"),
             context=config.count("context_length"),
@@ -111,7 +112,7 @@ def _component(b: Builder, n: _Numbers) -> Component:
                         i,
                         n.hidden,
                         n.geometry,
-                        scale=n.geometry.head_dim**-0.5,
+                        scale=1.0 / math.sqrt(n.geometry.head_dim),
                         bias=n.attention_bias,
                         rope=n.rope,
                     ),

@@ -1,0 +1,337 @@
+"""Models on a hub: ``hf://owner/name[/path/file.gguf][@revision]``.
+
+Everything goes through ``huggingface_hub`` and its own cache, so what other programs have fetched
+is used and ``HF_HOME``, ``HF_ENDPOINT``, ``HF_TOKEN`` and ``HF_HUB_OFFLINE`` mean what they always
+mean. Files are fetched one after the other, in the thread that asks: its own worker threads would
+finish their file before an interruption (Ctrl-C) takes effect.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+
+from larql.errors import FetchError, SourceError, UsageError
+from larql.format.cache import sha256_of
+from larql.format.names import check_relative_name
+from larql.format.progress import Progress
+from larql.format.source.hub_client import (
+    UnreachableError,
+    bar_class,
+    check_space,
+    endpoint,
+    explained,
+    is_offline,
+    quiet_hub,
+)
+from larql.format.source.modelfiles import (
+    INDEX_NAME,
+    Fetched,
+    GgufSet,
+    gguf_sets,
+    indexed_safetensors,
+    is_gguf,
+    is_safetensors,
+    safetensors_of,
+    side_files,
+)
+
+__all__ = ["HubName", "fetch_hub", "parse_hub_name"]
+
+_CONTAINER = ("index.json", "system_graph.json")
+_SHA256 = re.compile(r"[0-9a-f]{64}")
+_PART = r"[A-Za-z0-9_][A-Za-z0-9._-]*"
+_GRAMMAR = "expected hf://owner/name[/file.gguf][@revision]"
+
+
+@dataclass(frozen=True)
+class HubName:
+    """A model on a hub, as the user names it.
+
+    Attributes
+    ----------
+    repo : str
+        ``owner/name``.
+    file : str or None
+        One GGUF file of it.
+    revision : str or None
+        Branch, tag or commit; None for the main branch.
+    """
+
+    repo: str
+    file: str | None
+    revision: str | None
+
+
+@dataclass(frozen=True)
+class _Remote:
+    size: int
+    sha256: str | None
+
+
+def parse_hub_name(name: str) -> HubName:
+    """Read ``hf://owner/name[/path/file.gguf][@revision]``.
+
+    The revision may also stand before the file, as in the hub's own URIs.
+
+    Raises
+    ------
+    UsageError
+        If the text is none of this form.
+    """
+    text = name[len("hf://") :].removeprefix("models/")
+    left, at, right = text.partition("@")
+    owner, _, rest = left.partition("/")
+    model, _, file = rest.partition("/")
+    revision = right
+    if (
+        at
+        and not file
+        and (match := re.fullmatch(r"((?:refs/\w+/)?[^/]+)/(.+\.gguf)", right, re.I))
+    ):
+        revision, file = match[1], match[2]
+    if not (re.fullmatch(_PART, owner) and re.fullmatch(_PART, model)):
+        raise UsageError(f"{name}: not a model's name; {_GRAMMAR}")
+    if at and (
+        not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9._/+-]*", revision)
+        or ".." in revision
+        or revision.endswith("/")
+    ):
+        raise UsageError(f"{name}: {revision!r} is not a revision; {_GRAMMAR}")
+    if rest.count("/") and not file:
+        raise UsageError(f"{name}: ends with a slash; {_GRAMMAR}")
+    if file:
+        check_relative_name(file, name, UsageError)
+        if not is_gguf(file):
+            raise UsageError(f"{name}: {file!r} is not a GGUF file; {_GRAMMAR}")
+    return HubName(f"{owner}/{model}", file or None, revision or None)
+
+
+def fetch_hub(name: HubName, *, progress: Progress, refresh: bool) -> Fetched:
+    """Bring a model from the hub, or find it in the hub's cache.
+
+    Parameters
+    ----------
+    name : HubName
+        What to fetch.
+    progress : Progress
+        Told of the bytes fetched and checked.
+    refresh : bool
+        Whether a hub that cannot be asked is an error even if the model is cached.
+
+    Returns
+    -------
+    Fetched
+        ``revision`` is the commit.
+
+    Raises
+    ------
+    FetchError
+        If it cannot be had: unknown, gated, no such revision or file, nothing that is a model,
+        unreachable and not cached, no space.
+    """
+    label = f"hf://{name.repo}"
+    with quiet_hub():
+        if is_offline():
+            if refresh:
+                raise FetchError(f"{label}: HF_HUB_OFFLINE is set; unset it to ask the hub again")
+            return _from_cache(name, f"{label}: HF_HUB_OFFLINE is set", progress)
+        try:
+            commit, listing = _list(name)
+        except UnreachableError as error:
+            if refresh:
+                raise
+            return _from_cache(name, str(error).removesuffix("; try again later"), progress)
+        return _from_hub(name, commit, listing, progress)
+
+
+def _list(name: HubName) -> tuple[str, dict[str, _Remote]]:
+    """Return the commit that the revision stands for, and its files."""
+    from huggingface_hub import HfApi
+    from huggingface_hub.hf_api import RepoFile
+
+    from larql import __version__
+
+    api = HfApi(endpoint=endpoint(), library_name="larql", library_version=__version__)
+    with explained(name.repo, name.revision):
+        commit = api.model_info(name.repo, revision=name.revision).sha
+        if commit is None:
+            raise FetchError(f"hf://{name.repo}: {endpoint()} names no commit; is it a hub?")
+        files = api.list_repo_tree(name.repo, recursive=True, revision=commit)
+        listing = {
+            file.path: _Remote(file.size, file.lfs.sha256 if file.lfs else None)
+            for file in files
+            if isinstance(file, RepoFile)
+        }
+    for path in listing:
+        check_relative_name(path, f"hf://{name.repo}", FetchError)
+    return commit, listing
+
+
+def _from_hub(
+    name: HubName, commit: str, listing: Mapping[str, _Remote], progress: Progress
+) -> Fetched:
+    indexed: list[str] = []
+    if name.file is None and INDEX_NAME in listing:
+        # Which safetensors files make the model is only known from the index.
+        root = _download(name, commit, [INDEX_NAME], listing, progress)
+        indexed = indexed_safetensors(root / INDEX_NAME, listing, FetchError)
+    weights, others = _choose(name, listing, indexed)
+    root = _download(name, commit, [*others, *weights], listing, progress)
+    return _checked(root, weights, others, listing, (), progress)
+
+
+def _from_cache(name: HubName, reason: str, progress: Progress) -> Fetched:
+    """Find a model among what has been fetched before."""
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import LocalEntryNotFoundError
+
+    try:
+        # No pattern: only the place of the snapshot is asked for.
+        snapshot = snapshot_download(
+            name.repo, revision=name.revision, local_files_only=True, allow_patterns=[]
+        )
+    except LocalEntryNotFoundError:
+        raise FetchError(
+            f"{reason}, and it is not in the hub's cache; fetch it with a connection first"
+        ) from None
+    root = Path(snapshot)
+    listing = {
+        str(PurePosixPath(file.relative_to(root))): _Remote(file.stat().st_size, _blob_sha256(file))
+        for file in sorted(root.rglob("*"))
+        if file.is_file()
+    }
+    indexed = (
+        indexed_safetensors(root / INDEX_NAME, listing, FetchError)
+        if not name.file and INDEX_NAME in listing
+        else []
+    )
+    weights, others = _choose(name, listing, indexed)
+    note = f"{reason}; using the cached commit {root.name}"
+    return _checked(root, weights, others, listing, (note,), progress)
+
+
+def _checked(
+    root: Path,
+    weights: Sequence[str],
+    others: Sequence[str],
+    listing: Mapping[str, _Remote],
+    notes: tuple[str, ...],
+    progress: Progress,
+) -> Fetched:
+    """Hold the bytes that are here against what the hub says of them."""
+    path = root / weights[0] if is_gguf(weights[0]) else root
+    if is_safetensors(weights[0]) and len(weights) == 1 and any(root.glob("*.gguf")):
+        # Somebody has fetched a GGUF file of this repository too: the directory is ambiguous.
+        path = root / weights[0]
+    base = path.parent if path != root else root
+    sums: dict[str, str] = {}
+    for name in (*weights, *others):
+        expected = listing[name].sha256
+        if expected is None:
+            continue
+        file = root / name
+        try:
+            found = sha256_of(file, progress)
+        except SourceError as error:
+            raise FetchError(str(error)) from None
+        if found != expected:
+            raise FetchError(
+                f"{file.resolve()}: sha256 is {found}, the hub says {expected} for {name}; delete "
+                "this file and run the command again"
+            )
+        sums[os.path.relpath(file, base)] = found
+    files = tuple(sorted(os.path.relpath(root / name, base) for name in (*weights, *others)))
+    return Fetched(path, root.name, sums, files, notes)
+
+
+def _choose(
+    name: HubName, listing: Mapping[str, _Remote], indexed: Sequence[str]
+) -> tuple[list[str], list[str]]:
+    """Return the weight files to take, and the files to take beside them."""
+    label = f"hf://{name.repo}"
+    sets = gguf_sets(listing, label, FetchError)
+    if name.file is not None:
+        chosen = [model for model in sets if name.file in model.files]
+        if not chosen and name.file in listing:
+            raise FetchError(f"{label}: {name.file} is a vision projector, not a language model")
+        if not chosen:
+            raise FetchError(f"{label}: holds no file {name.file!r}{_offer(label, sets)}")
+        weights = list(chosen[0].files)
+    elif all(file in listing for file in _CONTAINER):
+        everything = [path for path in listing if not path.startswith(".")]
+        return ["index.json"], [path for path in everything if path != "index.json"]
+    elif indexed:
+        weights = list(indexed)
+    elif found := safetensors_of(listing, label, FetchError):
+        weights = found
+    elif len(sets) == 1:
+        weights = list(sets[0].files)
+    elif sets:
+        raise FetchError(f"{label}: holds {len(sets)} GGUF models{_offer(label, sets)}")
+    else:
+        names = ", ".join(sorted(listing)[:5]) + (", ..." if len(listing) > 5 else "")
+        raise FetchError(
+            f"{label}: found no .safetensors and no .gguf file in it, only {names or 'nothing'}; "
+            "choose a repository with one of these"
+        )
+    return weights, side_files(listing, weights[0])
+
+
+def _offer(label: str, sets: Sequence[GgufSet]) -> str:
+    names = ", ".join(f"{label}/{model.files[0]}" for model in sets)
+    return f"; name one: {names}" if names else "; it holds no GGUF file"
+
+
+def _download(
+    name: HubName,
+    commit: str,
+    files: Sequence[str],
+    listing: Mapping[str, _Remote],
+    progress: Progress,
+) -> Path:
+    """Fetch the files that are not cached yet; return the root of the snapshot."""
+    from huggingface_hub import hf_hub_download, try_to_load_from_cache
+
+    from larql import __version__
+
+    missing = sum(
+        listing[file].size
+        for file in files
+        if not isinstance(try_to_load_from_cache(name.repo, file, revision=commit), str)
+    )
+    check_space(name.repo, missing)
+    bar = bar_class(progress)
+    root: Path | None = None
+    progress.start(f"Fetching {name.repo}", missing)
+    try:
+        for file in files:
+            # The branch is asked for once, which records in the hub's cache what it stands for.
+            revision = name.revision if root is None else commit
+            with explained(name.repo, name.revision):
+                local = hf_hub_download(
+                    name.repo,
+                    file,
+                    revision=revision,
+                    endpoint=endpoint(),
+                    library_name="larql",
+                    library_version=__version__,
+                    tqdm_class=bar,
+                )
+            root = Path(local).parents[file.count("/")]
+            if root.name != commit:
+                raise FetchError(f"hf://{name.repo}: has just been changed; run the command again")
+    finally:
+        progress.finish()
+    if root is None:
+        raise FetchError(f"hf://{name.repo}: nothing to fetch")
+    return root
+
+
+def _blob_sha256(file: Path) -> str | None:
+    """Return the digest that a cached large file is stored under, if it is one."""
+    link = file.readlink() if file.is_symlink() else file
+    return link.name if _SHA256.fullmatch(link.name) else None
