@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import errno
+import fcntl
 import glob
 import os
 import secrets
@@ -102,9 +103,8 @@ def write_directory(
     """
     path = Path(os.path.abspath(path))  # noqa: PTH100 - a symlink at the end must stay one
     check_output(path, force=force, replaceable=replaceable)
-    temporary = _sibling(path, "tmp")
     try:
-        temporary.mkdir()
+        temporary, descriptor = _begin(path)
     except OSError as error:
         raise explain_os_error(error, path) from None
     try:
@@ -120,6 +120,47 @@ def write_directory(
         raise explain_os_error(error, path) from error
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
+        os.close(descriptor)
+
+
+def _begin(path: Path) -> tuple[Path, int]:
+    """Make a temporary directory that is locked while its writer lives; remove dead ones.
+
+    The parent is locked meanwhile, so that no directory is seen between its making and its lock.
+    Where the file system has no locks nothing is removed.
+    """
+    temporary = _sibling(path, "tmp")
+    parent = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        locks = _lock(parent, wait=True)
+        if locks:
+            for stale in path.parent.glob(f".{glob.escape(path.name)}.tmp-*"):
+                _remove_if_dead(stale)
+        temporary.mkdir()
+        descriptor = os.open(temporary, os.O_RDONLY | os.O_DIRECTORY)
+        if locks:
+            _lock(descriptor, wait=False)
+    finally:
+        os.close(parent)
+    return temporary, descriptor
+
+
+def _lock(descriptor: int, *, wait: bool) -> bool:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+    except OSError:
+        return False
+    return True
+
+
+def _remove_if_dead(directory: Path) -> None:
+    with suppress(OSError):
+        descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            if _lock(descriptor, wait=False):
+                shutil.rmtree(directory, ignore_errors=True)
+        finally:
+            os.close(descriptor)
 
 
 def check_output(path: Path, *, force: bool, replaceable: Callable[[Path], bool]) -> None:

@@ -194,6 +194,8 @@ def _check_norm(norm: Norm | None, width: int, where: str) -> Iterator[Defect]:
     if norm is None:
         return
     yield from _equal(where, "norm width", norm.width, width)
+    if norm.kind == "rms" and norm.bias is not None:
+        yield Defect(where, f"an rms norm has no bias, but {norm.bias} is named as one")
     if norm.eps < 0:
         yield Defect(where, f"norm eps is {norm.eps}, expected 0 or more")
 

@@ -206,6 +206,8 @@ def _verify_files(container: Container, progress: Progress) -> Iterator[Defect]:
     for kind, document in (("graph", index.system_graph), ("manifest", index.moe_manifest)):
         if document is not None and document not in index.files:
             yield Defect(document, f"{kind} is not listed in `files`, so nothing vouches for it")
+    if INDEX_NAME in index.files:
+        yield Defect(INDEX_NAME, "lists itself in `files`; its own hash is the fingerprint")
     progress.start("verify", sum(entry.size for entry in index.files.values()))
     for name in sorted(index.files):
         entry = index.files[name]

@@ -402,3 +402,20 @@ def test_a_limit_on_file_size_is_said_and_leaves_nothing(limited: tuple[Path, st
     assert output.startswith(f"{directory / 'out'}: cannot write: ")
     assert "allowed file size" in output
     assert names(directory) == []
+
+
+def test_what_a_killed_writer_left_is_removed_and_a_living_ones_is_not(tmp_path: Path) -> None:
+    dead = tmp_path / ".m.vindex3.tmp-dead"
+    (dead / "segments").mkdir(parents=True)
+    foreign = tmp_path / ".other.vindex3.tmp-dead"
+    foreign.mkdir()
+    path = tmp_path / "m.vindex3"
+    with write_directory(path, force=False, replaceable=lambda _: True) as outer:
+        assert not dead.exists()
+        with write_directory(path, force=True, replaceable=lambda _: True) as inner:
+            assert outer.is_dir()
+            (inner / "a").write_text("a")
+        (outer / "b").write_text("b")
+        shutil.rmtree(path)
+    assert foreign.is_dir()
+    assert [p.name for p in sorted(tmp_path.iterdir())] == [foreign.name, "m.vindex3"]

@@ -132,6 +132,7 @@ CONTRADICTIONS: tuple[tuple[tuple[str | int, ...], object, str], ...] = (
     ((*HEAD, "weight"), "target.embedding/weight", "tied is False, but its weight is"),
     ((*LAYER0, 0, "norm", "width"), 32, "norm width is 32, expected 64"),
     ((*LAYER0, 0, "norm", "eps"), -1e-6, "norm eps is -1e-06, expected 0 or more"),
+    ((*LAYER0, 0, "norm", "bias"), "target.layer.000/b", "an rms norm has no bias, but target"),
     ((*LAYER0, 0, "site"), "ffn", "has two blocks at one site"),
     ((*LAYER0, 1, "site"), "attention", "has two blocks at one site"),
     ((*ATTENTION, "heads"), 0, "heads is 0, expected at least 1"),

@@ -388,3 +388,12 @@ def test_a_component_is_not_found_in_a_missing_graph(damaged: Path) -> None:
     (damaged / "system_graph.json").unlink()
     with pytest.raises(ContainerError, match=r"system_graph\.json: no such file"):
         Container(damaged).component("target")
+
+
+def test_an_index_does_not_vouch_for_itself(damaged: Path) -> None:
+    def change(index: Any) -> None:
+        index["files"]["index.json"] = {"size": 1, "sha256": "0" * 64}
+
+    edit_index(damaged, change)
+    lines = [d.line() for d in verify_container(Container(damaged), SilentProgress())]
+    assert lines[0].startswith("index.json: lists itself")

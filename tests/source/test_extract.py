@@ -571,3 +571,19 @@ def test_extraction_takes_the_memory_of_a_piece_of_a_tensor(
     shutil.rmtree(tmp_path / "out")
     assert size > (50 << 20 if quant else 200 << 20)
     assert peak < (90 if quant else 70), "megabytes"
+
+
+def test_a_checkpoint_directorys_licence_goes_with_it(tmp_path: Path) -> None:
+    source = write_llama_safetensors(tmp_path / "model", LlamaSpec(tokenizer=True))
+    (source / "LICENSE").write_text("do what is right")
+    (source / "NOTICE").write_text("made here")
+    container = make_container(source, tmp_path / "m.vindex3")
+    assert (container.path / "LICENSE").read_text() == "do what is right"
+    assert {"LICENSE", "NOTICE"} <= set(container.index.files)
+    assert verify_container(container, SilentProgress()) == []
+
+
+def test_what_lies_beside_a_gguf_file_is_not_its_licence(tmp_path: Path) -> None:
+    path = write_llama_gguf(tmp_path / "model.gguf", LlamaSpec())
+    (tmp_path / "LICENSE").write_text("of something else")
+    assert "LICENSE" not in make_container(path, tmp_path / "m.vindex3").index.files

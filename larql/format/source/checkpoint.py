@@ -40,7 +40,6 @@ TEXT_FILES = (
     "chat_template.jinja",
     "chat_template.json",
 )
-LICENCE_FILES = ("LICENSE", "LICENSE.txt", "LICENSE.md", "NOTICE", "NOTICE.txt", "USE_POLICY.md")
 GGUF_MAGIC = b"GGUF"
 
 

@@ -30,7 +30,12 @@ from larql.format.source.builder import Binding
 from larql.format.source.checkpoint import Checkpoint
 from larql.format.source.compiler import Compiled, compile_checkpoint
 from larql.format.source.recode import Recoding, choose_recoding, stored_chunks
-from larql.format.tokenizer import TokenizerFile, companion_files, tokenizer_files
+from larql.format.tokenizer import (
+    TokenizerFile,
+    companion_files,
+    licence_files,
+    tokenizer_files,
+)
 
 __all__ = ["Extraction", "extract", "graph_document", "text_document", "text_files"]
 
@@ -254,13 +259,14 @@ def _write_text(
 
 def text_files(checkpoint: Checkpoint) -> tuple[Mapping[str, TokenizerFile], str | None]:
     """Return a container's text files by name, and why there is no tokenizer among them."""
+    licences = licence_files(checkpoint)
     try:
-        return tokenizer_files(checkpoint), None
+        return {**tokenizer_files(checkpoint), **licences}, None
     except TokenizerError as error:
         # The container must not hang on where the checkpoint lay.
         root = str(checkpoint.root)
         problem = str(error).replace(f"{root}/", "").removeprefix(f"{root}: ")
-        return companion_files(checkpoint), problem
+        return {**companion_files(checkpoint), **licences}, problem
 
 
 def _fallback_notes(representations: Mapping[str, Representation]) -> Iterator[str]:

@@ -10,7 +10,6 @@ from typing import Literal
 
 from larql.errors import SourceError
 from larql.format.source.checkpoint import (
-    LICENCE_FILES,
     Checkpoint,
     SourceTensor,
     find_side_files,
@@ -18,6 +17,7 @@ from larql.format.source.checkpoint import (
 from larql.format.source.gguf_header import GgufHeader, read_gguf_header
 from larql.format.source.gguf_metadata import Metadata
 from larql.format.source.weight_file import WeightFile
+from larql.format.tokenizer.files import LICENCE_FILES
 from larql.format.untrusted import exists, shown
 
 __all__ = ["GgufCheckpoint", "PartName", "open_gguf", "split_part_name"]

@@ -78,7 +78,7 @@ def resolve(name: str, progress: Progress) -> Resolved:
             if _is_whole(target):
                 return Resolved(Container(target), located.notes)
             if target.exists():
-                pass
+                remove(target.name, "containers")
             made = extract(checkpoint, target, quant=None, force=False, progress=progress)
     return Resolved(
         Container(target),

@@ -14,7 +14,6 @@ from larql.format.json_scan import JsonScanner
 from larql.format.names import check_relative_name
 from larql.format.safetensors_header import parse_header
 from larql.format.source.checkpoint import (
-    LICENCE_FILES,
     TEXT_FILES,
     Checkpoint,
     SourceTensor,
@@ -22,6 +21,7 @@ from larql.format.source.checkpoint import (
     visible_names,
 )
 from larql.format.source.weight_file import WeightFile
+from larql.format.tokenizer.files import LICENCE_FILES
 from larql.format.untrusted import (
     POINTER_LIMIT,
     exists,

@@ -15,7 +15,7 @@ import re
 import stat
 import zipfile
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from email.parser import BytesParser
 from pathlib import Path
@@ -31,6 +31,16 @@ __all__ = ["PartRequirement", "WheelArchive", "normalised"]
 _BLOCK = 1 << 20
 _TEXT_LIMIT = 16 << 20
 _ALGORITHMS = ("sha256", "sha384", "sha512")
+# What zipfile raises on an archive that is damaged, encrypted or compressed in an unknown way.
+_DAMAGE = (
+    zipfile.BadZipFile,
+    zlib.error,
+    EOFError,
+    NotImplementedError,
+    RuntimeError,
+    ValueError,
+    OSError,
+)
 
 
 @dataclass(frozen=True)
@@ -80,7 +90,7 @@ class WheelArchive:
         self._where = path.name
         try:
             self._zip = zipfile.ZipFile(path)
-        except (OSError, zipfile.BadZipFile, NotImplementedError) as error:
+        except _DAMAGE as error:
             raise FetchError(f"{path.name}: is not a wheel: {error}") from None
         try:
             self._members = self._read_members()
@@ -169,24 +179,30 @@ class WheelArchive:
         sha256 = hashlib.sha256()
         digest = sha256 if expected[0] == "sha256" else hashlib.new(expected[0])
         total = 0
-        try:
-            with self._zip.open(member) as file:
-                while block := file.read(_BLOCK):
-                    sha256.update(block)
-                    if digest is not sha256:
-                        digest.update(block)
-                    total += len(block)
-                    sink(block)
-                    if progress is not None:
-                        progress.advance(len(block))
-        except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError) as e:
-            raise FetchError(f"{self._where}: {name} cannot be unpacked: {e}") from None
+        for block in self._blocks(member):
+            sha256.update(block)
+            if digest is not sha256:
+                digest.update(block)
+            total += len(block)
+            sink(block)
+            if progress is not None:
+                progress.advance(len(block))
         if digest.digest() != expected[1] or (size is not None and size != total):
             raise FetchError(
                 f"{self._where}: {name} has {expected[0]} {digest.hexdigest()} and {total} bytes, "
                 f"its RECORD says {expected[1].hex()}; the package is damaged or altered"
             )
         return sha256.hexdigest()
+
+    def _blocks(self, member: zipfile.ZipInfo) -> Iterator[bytes]:
+        try:
+            with self._zip.open(member) as file:
+                while block := file.read(_BLOCK):
+                    yield block
+        except _DAMAGE as error:
+            raise FetchError(
+                f"{self._where}: {member.filename} cannot be unpacked: {error}"
+            ) from None
 
     def _part(self, line: str) -> PartRequirement | None:
         match = re.match(r"\s*([A-Za-z0-9][A-Za-z0-9._-]*)", line)
@@ -220,6 +236,11 @@ class WheelArchive:
             check_relative_name(name.removesuffix("/"), self._where, FetchError)
             if stat.S_ISLNK(member.external_attr >> 16):
                 raise FetchError(f"{self._where}: {name} is a link; a wheel holds files only")
+            if member.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+                raise FetchError(
+                    f"{self._where}: {name} is compressed by method {member.compress_type}; "
+                    "expected stored or deflated"
+                )
             if name in members:
                 raise FetchError(f"{self._where}: holds {name} twice")
             if not member.is_dir():
@@ -239,17 +260,10 @@ class WheelArchive:
         if member.file_size > _TEXT_LIMIT:
             raise FetchError(f"{self._where}: {name} is larger than {_TEXT_LIMIT} bytes")
         try:
-            text = self._zip.read(member).decode("utf-8")
+            text = b"".join(self._blocks(member)).decode("utf-8")
             rows = [row for row in csv.reader(text.splitlines()) if row]
             return {path: (digest, size) for path, digest, size in rows}
-        except (
-            ValueError,
-            csv.Error,
-            zipfile.BadZipFile,
-            zlib.error,
-            NotImplementedError,
-            RuntimeError,
-        ) as error:
+        except (csv.Error, ValueError) as error:
             raise FetchError(f"{self._where}: {name} cannot be read: {error}") from None
 
     def _record_entry(self, name: str) -> tuple[tuple[str, bytes], int | None]:

@@ -6,6 +6,11 @@ piece, so that extracting a model of 262,144 pieces stays small.
 
 from __future__ import annotations
 
-from larql.format.tokenizer.files import TokenizerFile, companion_files, tokenizer_files
+from larql.format.tokenizer.files import (
+    TokenizerFile,
+    companion_files,
+    licence_files,
+    tokenizer_files,
+)
 
-__all__ = ["TokenizerFile", "companion_files", "tokenizer_files"]
+__all__ = ["TokenizerFile", "companion_files", "licence_files", "tokenizer_files"]

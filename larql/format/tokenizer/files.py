@@ -19,7 +19,7 @@ from larql.format.untrusted import POINTER_LIMIT, open_regular, read_exactly, re
 if TYPE_CHECKING:
     from larql.format.source.checkpoint import Checkpoint
 
-__all__ = ["TokenizerFile", "companion_files", "tokenizer_files"]
+__all__ = ["TokenizerFile", "companion_files", "licence_files", "tokenizer_files"]
 
 TOKENIZER = "tokenizer.json"
 TEMPLATE = "chat_template.jinja"
@@ -31,6 +31,7 @@ COMPANIONS = (
 )
 _TEMPLATE_KEY = "tokenizer.chat_template"
 _WHOLE_JSON_KEY = "tokenizer.huggingface.json"
+LICENCE_FILES = ("LICENSE", "LICENSE.txt", "LICENSE.md", "NOTICE", "NOTICE.txt", "USE_POLICY.md")
 _CHUNK = 1 << 20
 
 Chunks = Callable[[], Iterator[bytes]]
@@ -116,6 +117,17 @@ def companion_files(checkpoint: Checkpoint) -> Mapping[str, TokenizerFile]:
         for name in COMPANIONS
         if name in checkpoint.side_files
     }
+
+
+def licence_files(checkpoint: Checkpoint) -> Mapping[str, TokenizerFile]:
+    """Return the licence texts that are part of a checkpoint directory.
+
+    What lies beside a GGUF file may belong to something else, and is left there.
+    """
+    if checkpoint.format == "gguf":
+        return {}
+    present = checkpoint.side_files
+    return {name: _carried(name, present[name]) for name in LICENCE_FILES if name in present}
 
 
 def _why_missing(checkpoint: Checkpoint) -> str:
