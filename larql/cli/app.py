@@ -14,13 +14,14 @@ import inspect
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from types import MappingProxyType, UnionType
-from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
+from types import MappingProxyType
+from typing import Annotated, Any, get_type_hints
 
 import typer
 from typer.core import TyperCommand, TyperGroup
 
 from larql import __version__
+from larql.cli.conversion import spare_conversion
 from larql.cli.output import DebugFlag, HelpFlag, JsonFlag, QuietFlag, output_of
 
 __all__ = ["COMMANDS", "PROGRAM", "Command", "Group", "LazyGroup", "build", "help_sections", "root"]
@@ -69,6 +70,9 @@ COMMANDS: Mapping[str, Command | Group] = MappingProxyType(
         ),
         "tokenize": Command("Convert text to token ids, and back.", "larql.cli.tokenize"),
         "perplexity": Command("Measure a model on a text file.", "larql.cli.perplexity"),
+        "bench": Command(
+            "Measure speed and memory, alone or beside other engines.", "larql.cli.bench"
+        ),
         "exec": _EXEC,
         "vindex3": Group(
             "Commands on VINDEX3 containers.",
@@ -166,9 +170,9 @@ def build(name: str, entry: Command | Group) -> TyperCommand | TyperGroup:
     command = typer.main.get_command(app)
     if not isinstance(command, TyperCommand):
         raise TypeError(f"{entry.module}:{entry.function} did not become one command")
-    hints = get_type_hints(function)
+    hints = get_type_hints(function, include_extras=True)
     for parameter in command.params:
-        _spare_conversion(parameter, hints.get(str(parameter.name)))
+        spare_conversion(parameter, hints.get(str(parameter.name)))
     command.params.extend(_shared_flags())
     return command
 
@@ -209,24 +213,6 @@ def _shared_flags() -> list[Any]:
     app = _typer()
     app.command(add_help_option=False)(flags)
     return list(typer.main.get_command(app).params)
-
-
-def _spare_conversion(parameter: Any, hint: object) -> None:
-    """Keep absent values, texts and defaults from Typer's conversion, which would change nothing.
-
-    Newer versions import pydantic for it, which is half of the time that a short command takes.
-    """
-    kinds = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
-    if parameter.callback is not None or any(get_origin(kind) is not None for kind in kinds):
-        return
-    convert = parameter.process_value
-
-    def process_value(ctx: Any, value: Any) -> Any:
-        # What the user wrote is a str, so any other type here is that of a default.
-        unchanged = type(value) in kinds and (value is not None or not parameter.required)
-        return value if unchanged else convert(ctx, value)
-
-    parameter.process_value = process_value
 
 
 def _program(
@@ -277,6 +263,8 @@ def help_sections(function: Callable[..., object]) -> tuple[str, str]:
 
 
 def _epilog(examples: str) -> str | None:
-    # \b asks the help formatter not to refill the lines.
-    lines = [f"  {text}".rstrip() for text in examples.splitlines()]
-    return "\n".join(["\b", "Examples:", *lines]) if examples else None
+    if not examples:
+        return None
+    # \b asks the help formatter not to refill the lines of a paragraph.
+    lines = [f"  {text}" if text else "\n\b" for text in examples.splitlines()]
+    return "\n".join(["\b", "Examples:", *lines])

@@ -58,6 +58,12 @@ def ls(ctx: typer.Context, kind: Kind = None) -> None:
         Holds how this run answers.
     kind : KindOption, optional
         What to list.
+
+    Examples
+    --------
+    larql cache ls
+
+    larql cache ls --kind containers --json | jq .bytes
     """
     output = output_of(ctx)
     found = cache.entries(_kind(kind))

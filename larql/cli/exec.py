@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from larql.cli import render
-from larql.cli.inputs import Given, TextSource, end_ids, read_input
-from larql.cli.models import open_model
+from larql.cli.inputs import Given, TextSource, end_ids, read_input, room_for
+from larql.cli.models import open_model, start_run
 from larql.cli.options import (
     ActivationKind,
     Activations,
@@ -33,7 +33,8 @@ from larql.cli.options import (
     TopK,
 )
 from larql.cli.output import Output, output_of
-from larql.errors import UnsupportedRefusal, UsageError
+from larql.errors import UsageError
+from larql.provenance import sidecar_path
 
 if TYPE_CHECKING:
     import numpy as np
@@ -42,7 +43,12 @@ if TYPE_CHECKING:
     from larql.runtime.run import Run
     from larql.runtime.session import Session
 
+    Rows = npt.NDArray[np.float32]
+
 __all__ = ["command"]
+
+_WIDTH = 80  # characters of a value before it goes on in the next line
+_SHOWN = 64  # given tokens that are listed; --json has all
 
 LogitDump = Annotated[
     Path | None,
@@ -115,28 +121,28 @@ def command(
     larql exec model.vindex3 --tokens 1,2,3 --draft-depth 4
     """
     output = output_of(ctx)
-    if activations is not ActivationKind.F32:
-        raise UnsupportedRefusal(
-            f"--activations {activations.value}: this build executes f32 activations only"
-        )
     _check_dumps(logit_dump, dump_layers, resume, generate)
     container = open_model(model, output)
     source = TextSource(tokens, tokens_file, prompt, prompt_file)
-    given = read_input(container, source, add_bos=not no_bos)
-    from larql.runtime.run import RunOptions, open_run
-    from larql.runtime.session import check_tokens
+    from larql.runtime.plan import check_tokens, make_plan
+    from larql.runtime.slices import slice_of
 
-    vocab = container.component(component).vocab_size
-    check_tokens(given.ids, vocab)
-    options = RunOptions(component, backend.value, draft_depth, threads, chunk)
-    run = open_run(container, options)
-    room = context or len(given.ids) + generate
+    plan = make_plan(container, component, slice_of(draft_depth))
+    given = read_input(container, source, add_bos=not no_bos)
+    check_tokens(given.ids, plan.component.vocab_size)
+    room = room_for(plan.component, len(given.ids), generate, context, output)
+    from larql.runtime.run import RunOptions
+
+    options = RunOptions(component, backend.value, draft_depth, threads, chunk, activations.value)
+    run = start_run(container, options, output)
     if dump_layers is not None:
         _dump_layers(run, given, dump_layers, resume, output)
         return
     session = run.session(room)
     ends = end_ids(container, given.tokenizer) if generate else ()
     report = _execute(run, session, given, logit_dump, generate, ends, top_k)
+    if report["nan_logits"]:
+        render.warning(output, f"{report['nan_logits']} of the logits are not numbers")
     report = {**report, "provenance": run.provenance(given.ids, room)}
     if output.json:
         render.document(output, report)
@@ -173,59 +179,70 @@ def _execute(
     from larql.runtime.sampling import Sampler, Sampling, top_tokens
 
     report: dict[str, object] = {}
+    watch = _Watch()
     if logit_dump is None:
         row = run.timed_step(session, given.ids)
+        watch.see(row)
     else:
         began = time.perf_counter()
         carrier = session.advance(given.ids)
-        last: list[npt.NDArray[np.float32]] = []
-        rows = _remember_last(session.logit_rows(carrier), last)
-        hashes = _write_dump(run, session, given, logit_dump, rows)
-        row = last[0]
         run.step_seconds += time.perf_counter() - began
-        report |= {"logit_dump": logit_dump.absolute(), **hashes}
+        rows = watch.over(session.logit_rows(carrier))
+        hashes = _write_dump(run, session, given, logit_dump, rows)
+        row = watch.last
+        report |= {
+            "logit_dump": logit_dump.absolute(),
+            "sidecar": sidecar_path(logit_dump).absolute(),
+            **hashes,
+        }
+    report["nan_logits"] = watch.nan
     report["top"] = [
         {"token": token, "logit": logit, "text": _text(given, token)}
         for token, logit in top_tokens(row, top_k)
     ]
     if count:
-        sampler = Sampler(Sampling())
-        made = list(generate(run, session, row, count, sampler, ends))
+        made = list(generate(run, session, row, count, Sampler(Sampling()), ends))
         report["generated"] = made
         report["end_of_text_ids"] = list(ends)
-        report["ended"] = bool(made) and made[-1] in ends
+        report["ended"] = made[-1] in ends
         if given.tokenizer is not None:
             report["text"] = given.tokenizer.decode(made, continuing=True)
     return report
 
 
-def _remember_last(
-    pieces: Iterable[npt.NDArray[np.float32]], last: list[npt.NDArray[np.float32]]
-) -> Iterator[npt.NDArray[np.float32]]:
-    for piece in pieces:
-        last[:] = [piece[-1]]
-        yield piece
+class _Watch:
+    """Sees logits go by: keeps the last row and counts what is not a number."""
+
+    def __init__(self) -> None:
+        self.nan = 0
+        self.last: Rows
+
+    def see(self, row: Rows) -> None:
+        import numpy as np
+
+        self.nan += int(np.isnan(row).sum())
+
+    def over(self, pieces: Iterable[Rows]) -> Iterator[Rows]:
+        for piece in pieces:
+            self.see(piece)
+            self.last = piece[-1]
+            yield piece
 
 
 def _write_dump(
-    run: Run,
-    session: Session,
-    given: Given,
-    path: Path,
-    rows: Iterable[npt.NDArray[np.float32]],
+    run: Run, session: Session, given: Given, path: Path, rows: Iterable[Rows]
 ) -> dict[str, object]:
     from larql.provenance import write_sidecar
     from larql.runtime.dump import write_dump
 
     began = time.perf_counter()
     vocab = session.plan.component.vocab_size
-    hashes = write_dump(path, (len(given.ids), vocab), rows)
-    seconds = time.perf_counter() - began
+    hashes = dataclasses.asdict(write_dump(path, (len(given.ids), vocab), rows))
+    run.step_seconds += time.perf_counter() - began
     provenance = run.provenance(given.ids, session.context)
-    provenance["step_seconds"] = run.step_seconds + seconds
-    found = dataclasses.asdict(hashes)
-    write_sidecar(path, {"kind": "logits", "shape": [len(given.ids), vocab], **found, **provenance})
-    return found
+    shape = [len(given.ids), vocab]
+    write_sidecar(path, {"kind": "logits", "shape": shape, **hashes, **provenance})
+    return hashes
 
 
 def _text(given: Given, token: int) -> str | None:
@@ -249,6 +266,8 @@ def _dump_layers(run: Run, given: Given, directory: Path, resume: bool, output: 
             },
         )
         return
+    if resume:
+        render.notice(output, f"resumed at layer {made.resumed_at}")
     render.table(
         ["file", "payload sha256"],
         [(name, hashes.payload_sha256) for name, hashes in made.files.items()],
@@ -260,22 +279,19 @@ def _print(report: dict[str, object], given: Given) -> None:
     assert isinstance(provenance, dict)
     container = provenance["container"]
     layers = provenance["executed_layers"]
+    operands = (
+        f"{provenance['operand_reads']} read, {render.bytes_text(provenance['operand_bytes'])}"
+    )
+    seconds = f"prepare {provenance['prepare_seconds']:.3f}, step {provenance['step_seconds']:.3f}"
     render.key_values(
         [
             ("container", container["fingerprint"]),
-            ("backend", f"{provenance['backend']} ({provenance['numerics']})"),
+            ("backend", f"{provenance['backend']}, {provenance['threads']} threads"),
+            ("numerics", provenance["numerics"]),
             ("layers", f"{len(layers)} executed, {layers[0]}:{layers[-1] + 1}"),
-            ("tokens", ",".join(map(str, given.ids)) if len(given.ids) <= 64 else len(given.ids)),
-            (
-                "operands",
-                f"{provenance['operand_reads']} read, "
-                f"{render.bytes_text(provenance['operand_bytes'])}",
-            ),
-            (
-                "seconds",
-                f"prepare {provenance['prepare_seconds']:.3f}, "
-                f"step {provenance['step_seconds']:.3f}, threads {provenance['threads']}",
-            ),
+            *_folded("tokens", _given_text(given.ids)),
+            ("operands", operands),
+            ("seconds", seconds),
             ("logit dump", report.get("logit_dump")),
             ("sha256", report.get("sha256")),
             ("payload sha256", report.get("payload_sha256")),
@@ -284,21 +300,31 @@ def _print(report: dict[str, object], given: Given) -> None:
     render.line()
     top = report["top"]
     assert isinstance(top, list)
+    columns = ["token", "logit"] if given.tokenizer is None else ["token", "logit", "text"]
     render.table(
-        ["token", "logit", "text"],
-        [
-            (t["token"], f"{t['logit']:.6f}", None if t["text"] is None else repr(t["text"]))
-            for t in top
-        ],
+        columns,
+        [(t["token"], f"{t['logit']:.6f}", repr(t["text"]))[: len(columns)] for t in top],
         right=["token", "logit"],
     )
     if "generated" in report:
-        made = report["generated"]
+        made, text = report["generated"], report.get("text")
         assert isinstance(made, list)
         render.line()
-        pairs = [
-            ("generated", ",".join(map(str, made))),
-            ("text", report.get("text")),
-            ("ended", f"by token {made[-1]}" if report["ended"] else "by --generate"),
-        ]
-        render.key_values(pairs)
+        render.key_values(
+            [
+                *_folded("generated", ",".join(map(str, made))),
+                *(_folded("text", repr(text)) if text is not None else ()),
+                ("ended", f"by token {made[-1]}" if report["ended"] else "by --generate"),
+            ]
+        )
+
+
+def _given_text(ids: Sequence[int]) -> str:
+    more = f",… ({len(ids)})" if len(ids) > _SHOWN else ""
+    return ",".join(map(str, ids[:_SHOWN])) + more
+
+
+def _folded(name: str, text: str) -> Iterator[tuple[str, str]]:
+    """Yield a long value as several lines, the first of them named."""
+    for first in range(0, max(1, len(text)), _WIDTH):
+        yield "" if first else name, render.printable(text[first : first + _WIDTH])

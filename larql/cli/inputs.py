@@ -3,19 +3,34 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from larql.cli import render
 from larql.cli.options import token_ids
+from larql.cli.output import Output
 from larql.errors import UsageError
 from larql.format.container import Container
 
 if TYPE_CHECKING:
+    from larql.format.graph import Component
     from larql.runtime.text import TextTokenizer
 
-__all__ = ["Given", "TextSource", "end_ids", "read_input", "read_text", "tokenizer_of"]
+__all__ = [
+    "MAX_CONTEXT",
+    "Given",
+    "TextSource",
+    "end_ids",
+    "exactly_one",
+    "read_input",
+    "read_text",
+    "room_for",
+    "tokenizer_of",
+]
+
+MAX_CONTEXT = 1 << 24
 
 
 @dataclass(frozen=True)
@@ -67,7 +82,8 @@ def tokenizer_of(container: Container) -> TextTokenizer:
 def end_ids(container: Container, tokenizer: TextTokenizer | None) -> tuple[int, ...]:
     """Return every id that ends a text: the union of all that configuration and tokenizer declare.
 
-    Without a loaded tokenizer, what the configurations declare, as recorded at extraction.
+    Without a loaded tokenizer, what was recorded at extraction, which is the same unless a file was
+    unusual.
     """
     stated = container.index.text.get("end_of_text_ids")
     extra = [i for i in stated if isinstance(i, int)] if isinstance(stated, list) else []
@@ -86,12 +102,36 @@ def read_text(path: Path | None, what: str) -> str:
     """
     try:
         if path is None or str(path) == "-":
+            if sys.stdin is None:
+                raise UsageError(f"{what} -: standard input is closed")
             return sys.stdin.buffer.read().decode()
         return path.read_bytes().decode()
     except OSError as error:
         raise UsageError(f"{what} {path}: cannot be read: {error.strerror}") from None
     except UnicodeDecodeError as error:
         raise UsageError(f"{what} {path or '-'}: is not UTF-8 at byte {error.start}") from None
+
+
+def exactly_one(inputs: Mapping[str, object]) -> None:
+    """Refuse a command line that does not use exactly one of some inputs.
+
+    Parameters
+    ----------
+    inputs : mapping
+        What the user wrote for each input by its name, None for what he left out.
+
+    Raises
+    ------
+    UsageError
+        Naming those that were used.
+    """
+    used = [name for name, value in inputs.items() if value is not None]
+    if len(used) != 1:
+        names = list(inputs)
+        raise UsageError(
+            f"expected one of {', '.join(names[:-1])} and {names[-1]}, found "
+            f"{' and '.join(used) or 'none'}"
+        )
 
 
 def read_input(container: Container, source: TextSource, *, add_bos: bool) -> Given:
@@ -104,21 +144,14 @@ def read_input(container: Container, source: TextSource, *, add_bos: bool) -> Gi
     TokenizerError
         If text was given and the container has no tokenizer for it.
     """
-    given = [
-        name
-        for name, value in (
-            ("--tokens", source.tokens),
-            ("--tokens-file", source.tokens_file),
-            ("--prompt", source.prompt),
-            ("--prompt-file", source.prompt_file),
-        )
-        if value is not None
-    ]
-    if len(given) != 1:
-        found = " and ".join(given) if given else "none"
-        raise UsageError(
-            f"expected one of --tokens, --tokens-file, --prompt and --prompt-file, found {found}"
-        )
+    exactly_one(
+        {
+            "--tokens": source.tokens,
+            "--tokens-file": source.tokens_file,
+            "--prompt": source.prompt,
+            "--prompt-file": source.prompt_file,
+        }
+    )
     if source.tokens is not None:
         if source.tokens.startswith("text:"):
             return _encoded(container, source.tokens.removeprefix("text:"), add_bos)
@@ -131,6 +164,36 @@ def read_input(container: Container, source: TextSource, *, add_bos: bool) -> Gi
         text = read_text(None, "--prompt") if source.prompt == "-" else source.prompt
         return _encoded(container, text, add_bos)
     return _encoded(container, read_text(source.prompt_file, "--prompt-file"), add_bos)
+
+
+def room_for(
+    component: Component, given: int, generated: int, context: int | None, output: Output
+) -> int:
+    """Return how many positions a run of ``given`` and ``generated`` tokens makes room for.
+
+    Beyond the context that the model was made for there is a warning, but no refusal: rotary
+    positions go on, and what a model does there can be the question.
+
+    Raises
+    ------
+    UsageError
+        If a ``--context`` has no room for them, or nobody has.
+    """
+    # The last generated token is reported and not run.
+    needed = given + max(0, generated - 1)
+    room = needed if context is None else context
+    if room < needed:
+        raise UsageError(
+            f"--context {context}: the run takes {needed} positions; give a larger --context"
+        )
+    if room > MAX_CONTEXT:
+        raise UsageError(f"a context of {room} positions: expected at most {MAX_CONTEXT}")
+    if needed > component.context_length:
+        render.warning(
+            output,
+            f"the run takes {needed} positions; the model was made for {component.context_length}",
+        )
+    return room
 
 
 def _encoded(container: Container, text: str, add_bos: bool) -> Given:

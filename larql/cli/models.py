@@ -1,15 +1,20 @@
-"""What commands share: opening the model that an argument names, and telling what was done."""
+"""What commands share: opening the model that an argument names, starting it, telling of both."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from contextlib import suppress
+from typing import TYPE_CHECKING
 
 from larql.cli import render
 from larql.cli.output import Output
 from larql.format.container import Container
 from larql.format.source.resolve import resolve
 
-__all__ = ["open_model", "tell"]
+if TYPE_CHECKING:
+    from larql.runtime.run import Run, RunOptions
+
+__all__ = ["open_model", "start_run", "tell"]
 
 
 def tell(output: Output, notes: Iterable[str]) -> None:
@@ -27,3 +32,30 @@ def open_model(name: str, output: Output) -> Container:
         resolved = resolve(name, progress)
     tell(output, resolved.notes)
     return resolved.container
+
+
+def start_run(container: Container, options: RunOptions, output: Output) -> Run:
+    """Prepare a container for execution; say so if kernels must be compiled first.
+
+    Raises
+    ------
+    LarqlError
+        As :func:`larql.runtime.run.open_run` does.
+    """
+    from larql.runtime.run import open_run
+
+    if options.backend == "production":
+        _tell_of_compiling(options.threads, output)
+    return open_run(container, options)
+
+
+def _tell_of_compiling(threads: int | None, output: Output) -> None:
+    from larql.kernels import setup
+
+    # What is wrong with the setup, opening the run says.
+    with suppress(ValueError, RuntimeError, OSError):
+        kept = setup.configure(threads).cache_directory
+        if kept is not None and not any(kept.iterdir()):
+            render.notice(
+                output, "compiling the kernels for this machine, once; it can take a minute"
+            )

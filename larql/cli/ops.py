@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import typer
 
 from larql.cli import render
@@ -23,7 +25,8 @@ def command(
     """List a container's plan, operation by operation.
 
     Each operation is followed by the operands that it reads, with shape and stored encoding, and
-    at the end stands whether they close. Exit status 1 means that an operand is missing or has another shape than its operation needs.
+    at the end stands whether they close. Exit status 1 means that an operand is missing or has
+    another shape than its operation needs.
 
     Examples
     --------
@@ -33,7 +36,8 @@ def command(
     container = open_model(model, output)
     plan = make_plan(container, component, Full() if depth is None else Draft(depth))
     served = container.operands
-    defects = check_closure(plan.component, served)
+    # A draft needs no more than it runs.
+    defects = check_closure(dataclasses.replace(plan.component, layers=plan.layers), served)
     rows = [(op, operand_lines(op, served)) for op in operations(plan)]
     if output.json:
         render.document(
@@ -75,6 +79,8 @@ def command(
                 render.line(f"    {render.printable(line.contract.name)}  {shape}  {state}")
         for defect in defects:
             render.line(render.printable(defect.line()))
-        render.line("operands close" if not defects else f"{len(defects)} operands do not close")
+        if not defects:
+            render.line("operands close")
     if defects:
-        raise CheckFailed(f"{container.path}: {len(defects)} operands do not close")
+        count = "1 operand does" if len(defects) == 1 else f"{len(defects)} operands do"
+        raise CheckFailed(f"{container.path}: {count} not close")

@@ -9,9 +9,11 @@ from typing import Annotated
 import typer
 
 from larql.cli import render
-from larql.cli.inputs import read_text, tokenizer_of
-from larql.cli.models import open_model
+from larql.cli.inputs import read_text, room_for, tokenizer_of
+from larql.cli.models import open_model, start_run
 from larql.cli.options import (
+    ActivationKind,
+    Activations,
     Backend,
     BackendOption,
     Chunk,
@@ -24,6 +26,8 @@ from larql.cli.output import output_of
 
 __all__ = ["command"]
 
+WINDOW = 512
+
 TextFile = Annotated[
     Path,
     typer.Argument(
@@ -31,9 +35,13 @@ TextFile = Annotated[
     ),
 ]
 WindowOption = Annotated[
-    int,
+    int | None,
     typer.Option(
-        "--window", metavar="N", min=2, help="Positions that are run at once from a fresh state."
+        "--window",
+        metavar="N",
+        min=2,
+        help="Positions that are run at once from a fresh state.",
+        show_default="512, or the model's context where that is shorter",
     ),
 ]
 Stride = Annotated[
@@ -75,13 +83,14 @@ def command(
     ctx: typer.Context,
     model: Model,
     file: TextFile,
-    window: WindowOption = 512,
+    window: WindowOption = None,
     stride: Stride = None,
     max_tokens: MaxTokens = None,
     nll_dump: NllDump = None,
     draft_depth: DraftDepth = None,
     no_bos: NoBos = False,
     backend: BackendOption = Backend.PRODUCTION,
+    activations: Activations = ActivationKind.F32,
     threads: Threads = None,
     chunk: Chunk = None,
 ) -> None:
@@ -103,20 +112,32 @@ def command(
         check_dump_path(nll_dump)
     container = open_model(model, output)
     text = read_text(file, "FILE")
+    from larql.runtime.plan import check_tokens, make_plan
+    from larql.runtime.slices import slice_of
+
     tokenizer = tokenizer_of(container)
     tokens = tokenizer.encode(text, add_bos=False)[:max_tokens]
-    from larql.runtime.perplexity import perplexity
-    from larql.runtime.run import RunOptions, open_run
+    bos_ids = () if no_bos else tokenizer.bos_ids
+    component = make_plan(container, "target", slice_of(draft_depth)).component
+    check_tokens(tokens, component.vocab_size)
+    room = room_for(component, window or min(WINDOW, component.context_length), 0, None, output)
+    from larql.runtime.perplexity import perplexity, windows
+    from larql.runtime.run import RunOptions
 
-    options = RunOptions("target", backend.value, draft_depth, threads, chunk)
-    step = stride or max(1, window // 2)
-    run = open_run(container, options)
+    step = stride or max(1, room // 2)
+    # Refused before the kernels are loaded.
+    next(windows(len(tokens), room, step, len(bos_ids)), None)
+    run = start_run(
+        container,
+        RunOptions("target", backend.value, draft_depth, threads, chunk, activations.value),
+        output,
+    )
     with render.progress(output) as progress:
         found = perplexity(
             run,
             tokens,
-            bos_ids=() if no_bos else tokenizer.bos_ids,
-            window=window,
+            bos_ids=bos_ids,
+            window=room,
             stride=step,
             progress=progress,
         )
@@ -127,11 +148,11 @@ def command(
         "scored": len(found.nll),
         "tokens": len(tokens),
         "windows": found.windows,
-        "window": window,
+        "window": room,
         "stride": step,
-        "bos_ids": [] if no_bos else list(tokenizer.bos_ids),
+        "bos_ids": list(bos_ids),
     }
-    provenance = run.provenance(tokens, window)
+    provenance = run.provenance(tokens, room)
     if nll_dump is not None:
         report |= _dump(nll_dump, found.nll, report, provenance)
     if output.json:
@@ -144,7 +165,7 @@ def command(
             ("perplexity", f"{found.perplexity:.4f}"),
             ("nats per token", f"{found.mean_nll:.4f}{spread}"),
             ("scored", f"{len(found.nll)} of {len(tokens)} tokens in {found.windows} windows"),
-            ("window", f"{window}, stride {step}"),
+            ("window", f"{room}, stride {step}"),
             ("container", container.fingerprint),
             ("payload sha256", report.get("payload_sha256")),
         ]

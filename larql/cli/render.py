@@ -12,6 +12,7 @@ import dataclasses
 import json
 import math
 import os
+import shutil
 import sys
 import unicodedata
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -43,6 +44,8 @@ __all__ = [
 # Formatting characters that reorder or break displayed text: bidirectional controls, line and
 # paragraph separators. The control characters proper (C0, DEL, C1) are found by category.
 _MISLEADING = frozenset("\u2028\u2029\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069\ufeff")
+
+_BOLD, _PLAIN = "\x1b[1m", "\x1b[0m"
 
 
 def printable(text: str, keep: str = "") -> str:
@@ -170,11 +173,17 @@ def table(
         Headings of the columns to align to the right: numbers.
     """
     cells = [[printable("" if cell is None else str(cell)) for cell in row] for row in rows]
-    if _is_terminal(sys.stdout):
-        _rich_table(columns, cells, right)
-    else:
-        for text in _aligned([list(columns), *cells], [name in right for name in columns]):
+    lines = list(_aligned([list(columns), *cells], [name in right for name in columns]))
+    if not _is_terminal(sys.stdout):
+        for text in lines:
             line(text)
+    elif max(map(_width, lines)) <= shutil.get_terminal_size().columns:
+        # Without rich, whose import takes as long as a short command.
+        line(f"{_BOLD}{lines[0]}{_PLAIN}")
+        for text in lines[1:]:
+            line(text)
+    else:
+        _rich_table(columns, cells, right)
 
 
 def key_values(pairs: Iterable[tuple[str, object]]) -> None:
@@ -281,24 +290,32 @@ def bytes_text(nbytes: int) -> str:
 
 
 class _Bar:
-    """Progress drawn on a terminal, one stage at a time."""
+    """Progress drawn on a terminal, one stage at a time; nothing before the first stage."""
 
-    def __init__(self, drawn: RichProgress) -> None:
-        self._drawn = drawn
+    def __init__(self) -> None:
+        self._drawn: RichProgress | None = None
         self._stage: TaskID | None = None
 
     def start(self, label: str, total: int | None) -> None:
         self.finish()
+        if self._drawn is None:
+            self._drawn = _drawn_progress()
+            self._drawn.start()
         self._stage = self._drawn.add_task(printable(label), total=total)
 
     def advance(self, n: int) -> None:
-        if self._stage is not None:
+        if self._drawn is not None and self._stage is not None:
             self._drawn.advance(self._stage, n)
 
     def finish(self) -> None:
-        if self._stage is not None:
+        if self._drawn is not None and self._stage is not None:
             self._drawn.remove_task(self._stage)
             self._stage = None
+
+    def close(self) -> None:
+        """Take what is drawn off the terminal."""
+        if self._drawn is not None:
+            self._drawn.stop()
 
 
 @contextmanager
@@ -320,11 +337,19 @@ def progress(output: Output) -> Iterator[Progress]:
     if output.quiet or output.json or not _is_terminal(sys.stderr):
         yield SilentProgress()
         return
+    bar = _Bar()
+    try:
+        yield bar
+    finally:
+        bar.close()
+
+
+def _drawn_progress() -> RichProgress:
     from rich.console import Console
     from rich.progress import BarColumn, DownloadColumn, TextColumn, TimeRemainingColumn
     from rich.progress import Progress as DrawnProgress
 
-    drawn = DrawnProgress(
+    return DrawnProgress(
         TextColumn("{task.description}", markup=False),
         BarColumn(),
         DownloadColumn(),
@@ -332,8 +357,6 @@ def progress(output: Output) -> Iterator[Progress]:
         console=Console(file=sys.stderr),
         transient=True,
     )
-    with drawn:
-        yield _Bar(drawn)
 
 
 def _is_terminal(stream: TextIO | None) -> bool:

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from larql.cli import render
-from larql.cli.inputs import end_ids, read_text, tokenizer_of
-from larql.cli.models import open_model
+from larql.cli.inputs import end_ids, read_text, room_for, tokenizer_of
+from larql.cli.models import open_model, start_run
 from larql.cli.options import (
+    ActivationKind,
+    Activations,
     Backend,
     BackendOption,
     Chunk,
@@ -26,8 +30,13 @@ from larql.cli.output import Output, output_of
 from larql.errors import UsageError
 
 if TYPE_CHECKING:
+    from larql.format.container import Container
+    from larql.format.graph import Component
+    from larql.runtime.chat import ChatTemplate
     from larql.runtime.conversation import Conversation
-    from larql.runtime.run import Run
+    from larql.runtime.run import Run, RunOptions
+    from larql.runtime.sampling import Sampler
+    from larql.runtime.text import TextTokenizer
 
 __all__ = ["command"]
 
@@ -36,7 +45,7 @@ CHAT_CONTEXT = 4096
 PromptText = Annotated[
     str | None,
     typer.Argument(
-        metavar="[PROMPT]",
+        metavar="PROMPT",
         help="Text to continue, or - for standard input. Without a prompt, a chat begins.",
         show_default=False,
     ),
@@ -89,6 +98,7 @@ def command(
     draft_depth: DraftDepth = None,
     no_bos: NoBos = False,
     backend: BackendOption = Backend.PRODUCTION,
+    activations: Activations = ActivationKind.F32,
     threads: Threads = None,
     chunk: Chunk = None,
     context: Context = None,
@@ -96,7 +106,9 @@ def command(
     """Continue a prompt, or chat.
 
     The text appears as it is made. The prompt goes in as it is, unless --chat puts it into the
-    model's own template. Generation ends at a token that the model declares to end a text.
+    model's own template. Generation ends at a token that the model declares to end a text, or
+    where the context is full. Without a prompt each line of standard input is a message of a chat,
+    which has room for 4096 positions unless --context says otherwise.
 
     Examples
     --------
@@ -113,71 +125,131 @@ def command(
     if talks and output.json:
         raise UsageError("--json answers once; give a prompt with it")
     if system is not None and not (chat or talks):
-        raise UsageError("--system needs a chat; give --chat with it")
+        raise UsageError("--system begins a chat; give --chat with it")
+    if no_bos and (chat or talks):
+        raise UsageError("--no-bos does not go with a chat, whose template begins the text")
     container = open_model(model, output)
+    from larql.runtime.plan import make_plan
+    from larql.runtime.slices import slice_of
+
+    component = make_plan(container, "target", slice_of(draft_depth)).component
+    template = None
+    if chat or talks:
+        from larql.runtime.chat import load_chat_template
+
+        template = load_chat_template(container.text_files())
+    text = prompt
+    if prompt_file is not None or prompt == "-":
+        text = read_text(prompt_file, "--prompt-file" if prompt is None else "PROMPT")
+    from larql.runtime.run import RunOptions
     from larql.runtime.sampling import Sampler, Sampling
 
     sampler = Sampler(Sampling(temperature, top_p, seed))
     tokenizer = tokenizer_of(container)
-    ends = end_ids(container, tokenizer)
-    text = read_text(prompt_file, "--prompt-file") if prompt is None and not talks else prompt
-    text = read_text(None, "PROMPT") if text == "-" else text
-    from larql.runtime.run import RunOptions, open_run
+    asked = _Asked(
+        container,
+        component,
+        RunOptions("target", backend.value, draft_depth, threads, chunk, activations.value),
+        tokenizer,
+        end_ids(container, tokenizer),
+        sampler,
+        generate,
+        context,
+    )
+    if template is not None:
+        _chat(asked, template, system, text, output)
+    elif text is not None:
+        _continue(asked, text, not no_bos, output)
 
-    def prepared() -> Run:
-        return open_run(container, RunOptions("target", backend.value, draft_depth, threads, chunk))
 
-    if chat or talks:
-        from larql.runtime.chat import load_chat_template
-        from larql.runtime.conversation import Conversation
+@dataclass(frozen=True)
+class _Asked:
+    """What a user asked for, ready to run."""
 
-        template = load_chat_template(container.text_files())
-        longest = container.component("target").context_length
-        room = context or min(longest, CHAT_CONTEXT)
-        conversation = Conversation(prepared(), tokenizer, template, room, ends, sampler)
-        if system is not None:
-            conversation.messages.append({"role": "system", "content": system})
-        if text is None:
-            _talk(conversation, generate, output)
-            return
-        _answer(conversation, text, generate, output)
-        return
-    assert text is not None
-    ids = tokenizer.encode(text, add_bos=not no_bos)
+    container: Container
+    component: Component
+    options: RunOptions
+    tokenizer: TextTokenizer
+    ends: tuple[int, ...]
+    sampler: Sampler
+    count: int
+    context: int | None
+
+
+def _chat(
+    asked: _Asked, template: ChatTemplate, system: str | None, text: str | None, output: Output
+) -> None:
+    from larql.runtime.conversation import Conversation
+
+    room = asked.context or min(asked.component.context_length, CHAT_CONTEXT)
+    room_for(asked.component, room, 0, None, output)
+    run = start_run(asked.container, asked.options, output)
+    conversation = Conversation(run, asked.tokenizer, template, room, asked.ends, asked.sampler)
+    if system is not None:
+        conversation.messages.append({"role": "system", "content": system})
+    if text is None:
+        _talk(conversation, asked.count, output)
+    else:
+        _answer(conversation, text, asked.count, output)
+
+
+def _continue(asked: _Asked, text: str, add_bos: bool, output: Output) -> None:
+    from larql.runtime.plan import check_tokens
+
+    ids = asked.tokenizer.encode(text, add_bos=add_bos)
     if not ids:
         raise UsageError("the prompt is empty; give some text")
-    run = prepared()
-    room = context or len(ids) + generate
-    session = run.session(room)
-    stream = tokenizer.stream(continuing=True)
-    made, parts = [], []
-    if generate:
-        from larql.runtime.generate import generate as continue_session
-
-        row = run.timed_step(session, ids)
-        for token in continue_session(run, session, row, generate, sampler, ends):
-            made.append(token)
-            if token not in ends:
-                parts.append(stream.push(token))
-                _write(parts[-1], output)
-        parts.append(stream.flush())
-        _write(parts[-1], output)
-    ended = bool(made) and made[-1] in ends
-    if output.json:
-        render.document(
-            output,
-            {
-                "text": "".join(parts),
-                "generated": made,
-                "ended": ended,
-                "end_of_text_ids": list(ends),
-                "provenance": run.provenance(ids, room),
-            },
+    check_tokens(ids, asked.component.vocab_size)
+    longest = asked.context or asked.component.context_length
+    if asked.context is None and len(ids) > longest:
+        raise UsageError(
+            f"the prompt takes {len(ids)} positions, and the model was made for {longest}; give "
+            f"--context to go beyond"
         )
+    # What follows the prompt may be cut short by the context.
+    count = max(0, min(asked.count, longest - len(ids) + 1))
+    room = room_for(asked.component, len(ids), count, asked.context, output)
+    run = start_run(asked.container, asked.options, output)
+    made: list[int] = []
+    parts: list[str] = []
+    for part in _continued(run, room, ids, count, asked, made):
+        parts.append(part)
+        _write(part, output)
+    ended = bool(made) and made[-1] in asked.ends
+    if output.json:
+        report: dict[str, object] = {
+            "text": "".join(parts),
+            "generated": made,
+            "ended": ended,
+            "end_of_text_ids": list(asked.ends),
+            "provenance": run.provenance(ids, room),
+        }
+        render.document(output, report)
         return
     _write("\n", output)
-    why = f"ended by {tokenizer.token_text(made[-1])} ({made[-1]})" if ended else "ended by length"
-    render.notice(output, f"{len(made)} tokens, {why}")
+    if ended:
+        why = f"by the token {asked.tokenizer.token_text(made[-1])} ({made[-1]})"
+    else:
+        why = "by --generate" if len(made) == asked.count else "by the end of the context"
+    render.notice(output, f"{len(made)} tokens, ended {why}")
+
+
+def _continued(
+    run: Run, room: int, ids: list[int], count: int, asked: _Asked, made: list[int]
+) -> Iterator[str]:
+    """Yield the text that continues ``ids`` piece by piece; ``made`` receives its tokens."""
+    if not count:
+        return
+    from larql.runtime.generate import generate
+
+    stream = asked.tokenizer.stream(continuing=True)
+    session = run.session(room)
+    row = run.timed_step(session, ids)
+    for token in generate(run, session, row, count, asked.sampler, asked.ends):
+        made.append(token)
+        if token not in asked.ends:
+            yield stream.push(token)
+    yield stream.flush()
 
 
 def _write(text: str, output: Output) -> None:
@@ -188,27 +260,30 @@ def _write(text: str, output: Output) -> None:
 
 def _answer(conversation: Conversation, text: str, count: int, output: Output) -> None:
     parts = []
-    for piece in conversation.reply(text, count):
-        parts.append(piece)
-        _write(piece, output)
-    if output.json:
-        render.document(
-            output,
-            {
-                "text": "".join(parts),
-                "messages": conversation.messages,
-                "end_of_text_ids": list(conversation.end_ids),
-                "provenance": conversation.run.provenance(
-                    conversation.prompt_ids, conversation.context
-                ),
-            },
-        )
-    else:
+    for part in conversation.reply(text, count):
+        parts.append(part)
+        _write(part, output)
+    if not output.json:
         _write("\n", output)
+        return
+    made = conversation.reply_ids
+    render.document(
+        output,
+        {
+            "text": "".join(parts),
+            "generated": made,
+            "ended": bool(made) and made[-1] in conversation.end_ids,
+            "end_of_text_ids": list(conversation.end_ids),
+            "messages": conversation.messages,
+            "provenance": conversation.run.provenance(conversation.given_ids, conversation.context),
+        },
+    )
 
 
 def _talk(conversation: Conversation, count: int, output: Output) -> None:
     """Read a message from each line of standard input until it ends."""
+    if sys.stdin is None:
+        raise UsageError("a chat reads standard input, which is closed; give a prompt")
     interactive = sys.stdin.isatty()
     if interactive:
         render.notice(output, "chat: one message a line, Ctrl-D ends")

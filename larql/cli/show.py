@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import typer
 
 from larql.cli import render
+from larql.cli.inputs import end_ids
 from larql.cli.models import open_model
 from larql.cli.options import Model
 from larql.cli.output import output_of
@@ -70,12 +71,20 @@ def _identity(container: Container) -> list[tuple[str, object]]:
         ("generation", f"{container.generation.value} (schema {index.schema.number})"),
         ("fingerprint", container.fingerprint),
         ("source", source.get("format")),
-        ("source sha256", ", ".join(str(value) for value in hashes) or None),
+        ("source sha256", _few(hashes)),
         ("authority", index.authority),
+        ("end of text", ", ".join(map(str, end_ids(container, None))) or None),
         ("parameters", f"{sum(share.elements for share in container.census()):,}"),
         ("bits per weight", f"{_bits_per_weight(container):.3f}"),
         ("size", render.bytes_text(sum(entry.size for entry in index.files.values()))),
     ]
+
+
+def _few(hashes: list[object]) -> str | None:
+    if not hashes:
+        return None
+    more = f" and of {len(hashes) - 1} more files" if len(hashes) > 1 else ""
+    return f"{hashes[0]}{more}"
 
 
 def _layer_facts(component: Component) -> Iterator[tuple[int, str, str]]:
@@ -142,7 +151,8 @@ def _print(container: Container, components: tuple[Component, ...]) -> None:
     rows.append((f"segments/ ({len(segments)} files)", f"{size:,}", ""))
     render.table(["file", "bytes", "sha256"], rows, right=["bytes"])
     for note in container.index.notes:
-        render.line(f"note: {render.printable(note)}")
+        kind = "" if note.startswith("warning: ") else "note: "
+        render.line(f"{kind}{render.printable(note)}")
 
 
 def _document(container: Container, components: tuple[Component, ...]) -> dict[str, object]:
@@ -176,7 +186,7 @@ def _document(container: Container, components: tuple[Component, ...]) -> dict[s
             for component in components
         ],
         "encodings": list(container.census()),
-        "end_of_text_ids": index.text.get("end_of_text_ids"),
+        "end_of_text_ids": list(end_ids(container, None)),
         "files": dict(index.files),
         "notes": list(index.notes),
     }

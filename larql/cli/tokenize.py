@@ -8,18 +8,17 @@ from typing import Annotated
 import typer
 
 from larql.cli import render
-from larql.cli.inputs import end_ids, read_text, tokenizer_of
+from larql.cli.inputs import end_ids, exactly_one, read_text, tokenizer_of
 from larql.cli.models import open_model
 from larql.cli.options import Model, NoBos, PromptFile, token_ids
 from larql.cli.output import output_of
-from larql.errors import UsageError
 
 __all__ = ["command"]
 
 Text = Annotated[
     str | None,
     typer.Argument(
-        metavar="[TEXT]", help="Text to tokenize, or - for standard input.", show_default=False
+        metavar="TEXT", help="Text to tokenize, or - for standard input.", show_default=False
     ),
 ]
 Decode = Annotated[
@@ -58,8 +57,7 @@ def command(
     larql tokenize model.vindex3 --decode 504,3575,282
     """
     output = output_of(ctx)
-    if sum(value is not None for value in (text, prompt_file, decode)) != 1:
-        raise UsageError("expected one of TEXT, --prompt-file and --decode")
+    exactly_one({"TEXT": text, "--prompt-file": prompt_file, "--decode": decode})
     container = open_model(model, output)
     tokenizer = tokenizer_of(container)
     if decode is not None:

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from pathlib import Path
+from typing import Annotated, NoReturn
 
 import typer
 
 from larql.cli import render
-from larql.cli.models import open_model
+from larql.cli.models import open_model, tell
 from larql.cli.options import Model
-from larql.cli.output import output_of
-from larql.errors import CheckFailed, UsageError
-from larql.format.container import verify_container
-from larql.format.source.locate import locate
+from larql.cli.output import Output, output_of
+from larql.errors import CheckFailed, GenerationError, LarqlError, Refusal, UsageError
+from larql.format.closure import Defect
+from larql.format.container import Container, verify_container
+from larql.format.index import INDEX_NAME
+from larql.format.progress import Progress
+from larql.format.source.locate import Located, locate
 
 __all__ = ["command"]
 
@@ -35,7 +39,8 @@ def command(ctx: typer.Context, model: Model, source: SourceOption = None) -> No
 
     Every file is hashed, the graph is read, and each operand of each operation is looked up with
     its shape and encoding; nothing is executed. Exit status 1 means that something is wrong; each
-    defect is one line. The output is the same on every run.
+    defect is one line. The output is the same on every run. What vouches for the files is
+    `index.json`; what vouches for that is the fingerprint, its hash, which a copy must share.
 
     Examples
     --------
@@ -44,41 +49,86 @@ def command(ctx: typer.Context, model: Model, source: SourceOption = None) -> No
     larql verify model.vindex3 --source model.gguf
     """
     output = output_of(ctx)
-    container = open_model(model, output)
+    located = None if source is None else _locate(source, output)
+    try:
+        container = open_model(model, output)
+    except LarqlError as error:
+        if isinstance(error, GenerationError | Refusal) or not _was_container(Path(model)):
+            raise
+        _report_index(Path(model), source, error, output)
     with render.progress(output) as progress:
         defects = verify_container(container, progress)
-        if source is not None:
-            from larql.format.source.checkpoint import open_checkpoint
-            from larql.format.source.compare import compare_with_source
-
-            located = locate(source, progress=progress)
-            if located.kind != "checkpoint":
-                raise UsageError(f"{source}: is a container; --source takes a checkpoint")
-            with open_checkpoint(located.path) as checkpoint:
-                defects += compare_with_source(container, checkpoint, progress)
-    operands = len(container.index.representations)
+        if located is not None:
+            defects += _compare(container, located, progress)
     if output.json:
-        render.document(
-            output,
-            {
-                "container": container.path.absolute(),
-                "fingerprint": container.fingerprint,
-                "files": len(container.index.files),
-                "operands": operands,
-                "source": source,
-                "ok": not defects,
-                "defects": [{"where": d.where, "problem": d.problem} for d in defects],
-            },
-        )
+        render.document(output, _document(container, source, defects))
     else:
-        for defect in defects:
-            render.line(render.printable(defect.line()))
-        if not defects:
-            render.line(f"{len(container.index.files)} files have the recorded sizes and hashes")
-            render.line(f"{operands} operands are present and will bind")
-            if source is not None:
-                render.line("the source compiles to this graph and holds these bytes")
+        _print(container, source, defects)
     if defects:
         raise CheckFailed(
             f"{container.path}: {len(defects)} defect{'s' if len(defects) > 1 else ''} found"
         )
+
+
+def _was_container(path: Path) -> bool:
+    """Tell a container with a damaged index from what never was one."""
+    return (path / INDEX_NAME).is_file() and (path / "segments").is_dir()
+
+
+def _report_index(path: Path, source: str | None, error: LarqlError, output: Output) -> NoReturn:
+    problem = str(error).removeprefix(f"{path / INDEX_NAME}: ")
+    if output.json:
+        render.document(
+            output,
+            {
+                "container": path.absolute(),
+                "source": source,
+                "ok": False,
+                "defects": [{"where": INDEX_NAME, "problem": problem}],
+            },
+        )
+    else:
+        render.line(render.printable(f"{INDEX_NAME}: {problem}"))
+    raise CheckFailed(f"{path}: 1 defect found; without its index nothing else can be checked")
+
+
+def _locate(source: str, output: Output) -> Located:
+    with render.progress(output) as progress:
+        located = locate(source, progress=progress)
+    tell(output, located.notes)
+    if located.kind != "checkpoint":
+        raise UsageError(f"{source}: is a container; --source takes a checkpoint")
+    return located
+
+
+def _compare(container: Container, located: Located, progress: Progress) -> list[Defect]:
+    from larql.format.source.checkpoint import open_checkpoint
+    from larql.format.source.compare import compare_with_source
+
+    with open_checkpoint(located.path) as checkpoint:
+        return compare_with_source(container, checkpoint, progress)
+
+
+def _document(container: Container, source: str | None, defects: list[Defect]) -> dict[str, object]:
+    return {
+        "container": container.path.absolute(),
+        "fingerprint": container.fingerprint,
+        "files": len(container.index.files),
+        "operands": len(container.index.representations),
+        "source": source,
+        "ok": not defects,
+        "defects": [{"where": d.where, "problem": d.problem} for d in defects],
+    }
+
+
+def _print(container: Container, source: str | None, defects: list[Defect]) -> None:
+    for defect in defects:
+        render.line(render.printable(defect.line()))
+    if defects:
+        return
+    index = container.index
+    render.line(f"{len(index.files)} files have the recorded sizes and hashes")
+    render.line(f"{len(index.representations)} operands are present and will bind")
+    if source is not None:
+        render.line("the source compiles to this graph and holds these bytes")
+    render.line(f"fingerprint {container.fingerprint}")

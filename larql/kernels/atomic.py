@@ -5,9 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from llvmlite import ir
-from numba.core import types
 
-from larql.kernels.jit import instruction
+from larql.kernels.jit import instruction, types
 from larql.kernels.memory import pointer
 
 __all__ = [

@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from larql.kernels import setup
+from larql.kernels.attention_block import block_rows, block_rows_address, first_seen
 from larql.kernels.check import EMPTY, refuse
 from larql.kernels.jit import (
     BYTES,
@@ -34,83 +35,18 @@ from larql.kernels.memory import (
     store_part,
     words,
 )
-from larql.kernels.outer import WIDTH, outer_tile
-from larql.kernels.shape import narrow_rows, tile_rows
-from larql.kernels.softmax import BLOCK, copy_values, merge, scores, transpose_keys, weigh
+from larql.kernels.outer import WIDTH
+from larql.kernels.softmax import BLOCK, merge
 from larql.kernels.threads import begin, depends_on_position, scratch, submit, threads
 from larql.kernels.vector import first_lane, fma, splat
 
 __all__ = ["attend"]
 
-_TILE = {"avx512": 6, "avx2": 1, "portable": 1}
 _ROWS = 48  # query rows of a task: they share each transposed key block
 _ZERO = np.float32(0)
 _LEAST = np.float32(-np.inf)
 _START = 12  # the word that holds the first query's position
 _SPLIT_ROWS = 16  # so few query rows are split over key blocks
-
-
-@device
-def _first_seen(position: int, window: int) -> int:
-    return max(0, position - window + 1) if window > 0 else 0
-
-
-@device
-def _block_rows(
-    variant: Any, p: int, work: int, head: int, first_token: int, tokens: int, b: int, partial: int,
-    partial_step: int,
-) -> None:  # fmt: skip
-    """Compute block `b` for tokens × grouped heads; row r's (m, l, o) go to partial + r * step."""
-    keys, values = load_i64(p + 8), load_i64(p + 16)
-    heads, kv_heads, dims = load_i64(p + 48), load_i64(p + 56), load_i64(p + 64)
-    value_dims, padded, capacity = load_i64(p + 72), load_i64(p + 80), load_i64(p + 88)
-    start, window = load_i64(p + 96), load_i64(p + 104)
-    scale, cap = load_f32(p + 112), load_f32(p + 120)
-    group = heads // kv_heads
-    rows = tokens * group
-    queries = work
-    transposed = queries + rows * dims * 4
-    score = transposed + BLOCK * dims * 4
-    copied = score + rows * BLOCK * 4
-    first = b * BLOCK
-    transpose_keys(keys + head * dims * 4, kv_heads * dims * 4, capacity, first, dims, transposed)
-    scores(variant, queries, dims, transposed, rows, score)
-    stride = kv_heads * value_dims * 4
-    row = first % capacity
-    source = values + head * value_dims * 4 + row * stride
-    if value_dims != padded or row + BLOCK > capacity:
-        copy_values(
-            values + head * value_dims * 4, stride, capacity, first, value_dims, copied, padded
-        )
-        source, stride = copied, padded * 4
-    full = True
-    for r in range(rows):
-        position = start + first_token + r // group
-        low = max(0, _first_seen(position, window) - first)
-        high = min(BLOCK, position + 1 - first)
-        full = full and low == 0 and high == BLOCK
-        if low < high:
-            weigh(score + r * BLOCK * 4, low, high, scale, cap, partial + r * partial_step)
-    for d in range(0, padded, WIDTH):
-        if full:
-            r = 0
-            while r < rows:
-                outer_tile(
-                    variant, score + r * BLOCK * 4, BLOCK * 4, rows - 1 - r, source + d * 4, stride,
-                    BLOCK, partial + r * partial_step + 64 + d * 4, partial_step,
-                )  # fmt: skip
-                r += tile_rows(variant)
-        else:
-            for r in range(rows):
-                position = start + first_token + r // group
-                low = max(0, _first_seen(position, window) - first)
-                high = min(BLOCK, position + 1 - first)
-                if low < high:
-                    outer_tile(
-                        narrow_rows(variant, 1), score + (r * BLOCK + low) * 4, 0, 0,
-                        source + low * stride + d * 4, stride, high - low,
-                        partial + r * partial_step + 64 + d * 4, 0,
-                    )  # fmt: skip
 
 
 @device
@@ -170,13 +106,13 @@ def _attend_tokens(variant: Any, p: int, task: int, worker: int) -> None:
     _pack(p, head, first_token, count, work)
     for r in range(rows):
         _clear(states + r * step, padded)
-    low = _first_seen(start + first_token, window) // BLOCK
+    low = first_seen(start + first_token, window) // BLOCK
     high = (start + first_token + count - 1) // BLOCK
     for b in range(low, high + 1):
-        _block_rows(variant, p, work, head, first_token, count, b, partial, step)
+        block_rows(p, work, head, first_token, count, b, partial, step)
         for r in range(rows):
             position = start + first_token + r // group
-            if position >= b * BLOCK and _first_seen(position, window) < (b + 1) * BLOCK:
+            if position >= b * BLOCK and first_seen(position, window) < (b + 1) * BLOCK:
                 merge(states + r * step, partial + r * step, padded)
     for r in range(rows):
         _finish(p, states + r * step, first_token + r // group, head * group + r % group)
@@ -190,7 +126,7 @@ def _attend_blocks(variant: Any, p: int, task: int, worker: int) -> None:
     share = load_i64(p + 136)
     step = 64 + padded * 4
     rows = tokens * (heads // kv_heads)
-    low = _first_seen(start, window) // BLOCK
+    low = first_seen(start, window) // BLOCK
     blocks = (start + tokens - 1) // BLOCK + 1 - low
     head = task % kv_heads
     first = task // kv_heads * share
@@ -198,7 +134,7 @@ def _attend_blocks(variant: Any, p: int, task: int, worker: int) -> None:
     _pack(p, head, 0, tokens, work)
     for b in range(first, min(blocks, first + share)):
         place = load_i64(p + 160) + (head * blocks + b) * rows * step
-        _block_rows(variant, p, work, head, 0, tokens, low + b, place, step)
+        block_rows(p, work, head, 0, tokens, low + b, place, step)
 
 
 @kernel
@@ -211,11 +147,11 @@ def _join(variant: Any, p: int, task: int, worker: int) -> None:
     rows = tokens * group
     token, head = task // heads, task % heads
     position = start + token
-    low = _first_seen(start, window) // BLOCK
+    low = first_seen(start, window) // BLOCK
     blocks = (start + tokens - 1) // BLOCK + 1 - low
     state = load_i64(p + 144) + worker * load_i64(p + 152)
     _clear(state, padded)
-    for b in range(_first_seen(position, window) // BLOCK, position // BLOCK + 1):
+    for b in range(first_seen(position, window) // BLOCK, position // BLOCK + 1):
         place = load_i64(p + 160) + ((head // group) * blocks + b - low) * rows * step
         merge(state, place + (token * group + head % group) * step, padded)
     _finish(p, state, token, head)
@@ -225,7 +161,7 @@ def _join(variant: Any, p: int, task: int, worker: int) -> None:
 def _enter(
     run: int, pool: int, function: int, tasks: int, q: Any, keys: Any, values: Any, sinks: Any,
     out: Any, partial: Any, padded: int, first: int, window: int, scale: float, cap: float,
-    share: int, spans: int, place: int, slot: int,
+    share: int, spans: int, place: int, slot: int, block: int,
 ) -> None:  # fmt: skip
     tokens, heads, dims = q.shape
     capacity, kv_heads, value_dims = values.shape
@@ -233,21 +169,20 @@ def _enter(
         address_of(q), address_of(keys), address_of(values), address_of(out),
         address_of(sinks) if sinks.size else 0, tokens, heads, kv_heads, dims, value_dims, padded,
         capacity, first, window, np.float32(scale), np.float32(cap), share, spans, place, slot,
-        address_of(partial),
+        address_of(partial), block,
     )))  # fmt: skip
 
 
 @cache
 def _entry() -> Callable[..., None]:
     return compiled_entry(
-        _enter, CUBE, CUBE, CUBE, READ_VECTOR, CUBE, BYTES, *[WORD] * 3, REAL, REAL, *[WORD] * 4
+        _enter, CUBE, CUBE, CUBE, READ_VECTOR, CUBE, BYTES, *[WORD] * 3, REAL, REAL, *[WORD] * 5
     )
 
 
 @cache
 def _compiled(function: Any) -> int:
-    level = setup.current().level
-    return compiled_address(function, Variant(level, "", _TILE[level]))
+    return compiled_address(function, Variant(setup.current().level))
 
 
 def attend(
@@ -329,7 +264,7 @@ def attend(
     partial = np.empty(kv_heads * blocks * rows * step if split else 0, np.uint8)
     operands = (
         *(array for _, array, _ in shapes), partial, padded, start, window, scale, softcap, share,
-        spans, place, slot,
+        spans, place, slot, block_rows_address(),
     )  # fmt: skip
     try:
         if split:

@@ -49,9 +49,8 @@ def float_matrix(array: npt.NDArray[np.float32], shape: tuple[int, ...], name: s
         When the array has another type, shape or layout.
     """
     flags = array.flags
-    if array.dtype != _FLOAT or array.shape != shape or not flags.c_contiguous or not flags.aligned:
+    if array.dtype != _FLOAT or array.shape != shape or not flags.c_contiguous:
         layout = "contiguous" if flags.c_contiguous else "strided"
-        layout += "" if flags.aligned else " unaligned"
         raise ValueError(
             f"{name} must be contiguous float32 {shape}, found {layout} {array.dtype} {array.shape}"
         )

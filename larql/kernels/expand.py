@@ -5,10 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from llvmlite import ir
-from numba.core import types
 
 from larql.kernels.encodings import BLOCKS
-from larql.kernels.jit import cgutils, instruction
+from larql.kernels.jit import cgutils, instruction, types
 from larql.kernels.levels import emitter
 from larql.kernels.memory import offset, read, write
 from larql.kernels.scales import SCALES
@@ -18,7 +17,7 @@ from larql.kernels.vector import LANES
 __all__ = ["PREPARED", "expand", "expand_rest", "prepare", "prepared_room"]
 
 _WORD = ir.IntType(64)
-PREPARED = 8192  # float32 numbers that `prepared_room` holds
+PREPARED = 32768  # float32 numbers that `prepared_room` holds
 
 
 @instruction

@@ -8,7 +8,6 @@ and reaches code generation without a global or a closure.
 from __future__ import annotations
 
 import ctypes
-import warnings
 from collections.abc import Callable, Mapping
 from typing import Any, Concatenate, ParamSpec, TypeVar, cast
 
@@ -17,9 +16,14 @@ from larql.kernels import setup
 _SETUP = setup.current()
 
 from numba import njit  # noqa: E402  (the line above settles numba's environment)
-from numba.core import cgutils as numba_cgutils  # noqa: E402
+from numba.core import cgutils as _cgutils  # noqa: E402
+from numba.core import imputils as _imputils  # noqa: E402
 from numba.core import types  # noqa: E402
-from numba.extending import intrinsic, models, overload, register_model  # noqa: E402
+from numba.core.typing import templates as _templates  # noqa: E402
+from numba.extending import intrinsic, models, overload  # noqa: E402
+from numba.extending import register_model as _register_model  # noqa: E402
+
+from larql.kernels.cache import KernelCache  # noqa: E402
 
 __all__ = [
     "BYTES",
@@ -36,9 +40,14 @@ __all__ = [
     "compiled_address",
     "compiled_entry",
     "device",
+    "imputils",
     "instruction",
     "kernel",
+    "models",
     "native",
+    "register_model",
+    "templates",
+    "types",
 ]
 
 # Operands of entries. A weight may be mapped read-only; what is written may not.
@@ -47,13 +56,18 @@ BYTES = types.Array(types.uint8, 1, "C", readonly=True)
 VECTOR, MATRIX, CUBE = (types.Array(types.float32, axes, "C") for axes in (1, 2, 3))
 READ_VECTOR = types.Array(types.float32, 1, "C", readonly=True)
 
-cgutils: Any = numba_cgutils
+# Parts of numba without types of their own. Kernel modules take numba from here, never directly:
+# whichever is imported first, numba must find its environment settled.
+cgutils: Any = _cgutils
+imputils: Any = _imputils
+templates: Any = _templates
+register_model: Any = _register_model
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
 
-class Variant(types.Type):  # type: ignore[misc]
+class Variant(types.Type):
     """Compile-time choices of one kernel: instruction-set level, encoding, tile shape.
 
     It has no value at run time; a null pointer is passed for it.
@@ -72,8 +86,10 @@ register_model(Variant)(models.OpaqueModel)
 
 def kernel(function: Callable[P, R]) -> Callable[P, R]:
     """Mark a function of a variant and three int64 for ahead compilation per variant."""
-    cached = _SETUP.cache_directory is not None
-    return cast("Callable[P, R]", njit(nogil=True, error_model="numpy", cache=cached)(function))
+    dispatcher: Any = njit(nogil=True, error_model="numpy")(function)
+    if _SETUP.cache_directory is not None:
+        dispatcher._cache = KernelCache(function, _SETUP.cache_directory)
+    return cast("Callable[P, R]", dispatcher)
 
 
 def device(function: Callable[P, R]) -> Callable[P, R]:
@@ -136,21 +152,12 @@ def compiled_entry(function: Callable[..., Any], *arguments: Any) -> Callable[..
 
 
 def compile_cached(function: Callable[..., Any], signature: tuple[Any, ...]) -> Any:
-    """Compile one signature, dropping a damaged cache entry and doing without a full disk.
+    """Compile one signature, or load it.
 
     Returns
     -------
     numba.core.compiler.CompileResult
     """
     dispatcher: Any = function
-    try:
-        dispatcher.compile(signature)
-    except (EOFError, OSError, ValueError, KeyError, AttributeError, ImportError) as error:
-        warnings.warn(
-            f"kernel cache entry of {dispatcher.py_func.__name__} cannot be used "
-            f"({type(error).__name__}); it is compiled again",
-            setup.KernelCacheWarning,
-            stacklevel=2,
-        )
-        raise
+    dispatcher.compile(signature)
     return dispatcher.overloads[signature]

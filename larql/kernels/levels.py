@@ -18,6 +18,7 @@ from larql.kernels.vector import F32, I32, LANES, constant, fused, spread
 __all__ = ["Avx2", "Avx512", "Portable", "emitter"]
 
 _I8, _I16, _I32 = ir.IntType(8), ir.IntType(16), ir.IntType(32)
+_SMALL = ir.VectorType(_I8, LANES)
 
 
 class Portable:
@@ -142,15 +143,18 @@ class Portable:
     def lookup_code(self, prepared: Any, packed: Any) -> Any:
         """Emit the prepared codebook value of the low four bits of each lane."""
         values, scale = prepared
-        index = self.bits_of(packed, 0, 15)
-        table = ir.Constant(I32.llvm, list(values))
-        found = ir.Constant(I32.llvm, ir.Undefined)
+        index = self.builder.trunc(self.bits_of(packed, 0, 15), _SMALL)
+        return self.scaled(self.widened(self.code_bytes(values, index)), scale)
+
+    def code_bytes(self, values: Sequence[int], index: Any) -> Any:
+        """Emit the codebook's values of 16 bytes below 16."""
+        table = ir.Constant(_SMALL, [value & 255 for value in values])
+        found = ir.Constant(_SMALL, ir.Undefined)
         for lane in range(LANES):
-            entry = self.builder.extract_element(
-                table, self.builder.extract_element(index, _I32(lane))
-            )
+            number = self.builder.zext(self.builder.extract_element(index, _I32(lane)), _I32)
+            entry = self.builder.extract_element(table, number)
             found = self.builder.insert_element(found, entry, _I32(lane))
-        return self.scaled(found, scale)
+        return found
 
 
 class Avx2(Portable):
@@ -160,14 +164,10 @@ class Avx2(Portable):
         kind = ir.VectorType(ir.HalfType(), LANES) if number == F32.llvm else ir.HalfType()
         return self.builder.fpext(self.builder.bitcast(packed, kind), number)
 
-    def lookup_code(self, prepared: Any, packed: Any) -> Any:
-        """Emit the prepared codebook value of the low four bits of each lane."""
-        values, scale = prepared
-        kind = ir.VectorType(_I8, LANES)
-        index = self.builder.trunc(self.bits_of(packed, 0, 15), kind)
-        table = ir.Constant(kind, [value & 255 for value in values])
-        found = self.call("llvm.x86.ssse3.pshuf.b.128", kind, [table, index])
-        return self.scaled(self.builder.sext(found, I32.llvm), scale)
+    def code_bytes(self, values: Sequence[int], index: Any) -> Any:
+        """Emit the codebook's values of 16 bytes below 16."""
+        table = ir.Constant(_SMALL, [value & 255 for value in values])
+        return self.call("llvm.x86.ssse3.pshuf.b.128", _SMALL, [table, index])
 
 
 class Avx512(Avx2):

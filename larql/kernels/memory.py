@@ -8,9 +8,8 @@ from __future__ import annotations
 from typing import Any
 
 from llvmlite import ir
-from numba.core import types
 
-from larql.kernels.jit import cgutils, instruction
+from larql.kernels.jit import cgutils, instruction, types
 from larql.kernels.vector import F32, LANES
 
 __all__ = [

@@ -5,9 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from llvmlite import ir
-from numba.core import types
 
-from larql.kernels.jit import cgutils, instruction
+from larql.kernels.jit import cgutils, instruction, types
 from larql.kernels.memory import read, write
 from larql.kernels.vector import F32, LANES, constant, fused, spread
 

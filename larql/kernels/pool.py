@@ -52,7 +52,8 @@ def _claim(variant: Any, slot: int, worker: int) -> int:
         ticket = atomic_load(slot + _TICKET)
         task = ticket & _CLOSED
         if task >= load_i64(slot + _TASKS):
-            return ticket >> 32
+            seen: int = ticket >> 32
+            return seen
         function, parameters = load_i64(slot + _FUNCTION), load_i64(slot + _PARAMETERS)
         if swap_if(slot + _TICKET, ticket, ticket + 1):
             call_kernel(function, parameters, task, worker)

@@ -39,7 +39,7 @@ from larql.kernels.shape import (
 from larql.kernels.threads import begin, scratch, submit, threads
 from larql.kernels.tile import coded_tile, plain_tile
 
-__all__ = ["expander", "product"]
+__all__ = ["batch_rows", "expander", "product", "share_rows"]
 
 # (rows, columns) of a register tile: sums, weights and one vector must fit the register file.
 _CODED = {"avx512": (4, 1), "avx2": (4, 1), "portable": (2, 1)}
@@ -214,11 +214,10 @@ def product(
         and 4 * numbers * columns <= PREPARED * geometry.step
     )  # fmt: skip
     if direct:
-        least = max(1, _TASK_BYTES // max(row_bytes, 1))
-        share = _rounded(max(least, -(-rows // pieces)), 8)
+        share = share_rows(rows, row_bytes, threads())
         # For this kernel the reader's word holds how many rows are prepared at a time.
         function, amount = _coded(encoding), columns // geometry.step
-        reader, place, slot, stride = _batch(row_bytes, amount * numbers), 0, 0, 0
+        reader, place, slot, stride = batch_rows(row_bytes, amount * numbers), 0, 0, 0
     else:
         stride = (-(-columns // 16) * 16 + 16) * 4
         share = _rounded(min(max(4, _PANEL_BYTES // stride), -(-rows // pieces)), 4)
@@ -233,10 +232,16 @@ def product(
         refuse(("x", x, (count, columns)), ("out", out, (count, rows)))
 
 
-def _batch(row_bytes: int, numbers: int) -> int:
+def batch_rows(row_bytes: int, numbers: int) -> int:
     """Return how many rows are prepared at a time: as many as stay in the first-level cache."""
     rows = min(_BATCH_BYTES // max(row_bytes, 1), PREPARED // max(numbers, 1))
     return max(4, rows // 4 * 4)
+
+
+def share_rows(rows: int, row_bytes: int, workers: int) -> int:
+    """Return how many rows a task takes when rows are decoded in registers."""
+    least = max(1, _TASK_BYTES // max(row_bytes, 1))
+    return _rounded(max(least, -(-rows // (_TASKS_PER_THREAD * workers))), 8)
 
 
 def _rounded(value: int, multiple: int) -> int:

@@ -25,12 +25,11 @@ from larql.kernels.jit import (
     compiled_entry,
     device,
     kernel,
+    types,
 )
 from larql.kernels.memory import address_of, load_f32, load_f64, load_i64, store_f32, words
 from larql.kernels.threads import begin, depends_on_position, submit
 from larql.kernels.vector import fma
-
-from numba import types  # isort: skip
 
 __all__ = ["Layout", "inverse_frequencies", "rotate", "rotation_table"]
 
@@ -94,7 +93,8 @@ def _sine(r: float) -> float:
     p = fma(p, z, _S7)
     p = fma(p, z, _S5)
     p = fma(p, z, _S3)
-    return fma(p * z, r, r)
+    value: float = fma(p * z, r, r)
+    return value
 
 
 @device
@@ -107,7 +107,8 @@ def _cosine(r: float) -> float:
     p = fma(p, z, _C6)
     p = fma(p, z, _C4)
     p = fma(p, z, _C2)
-    return fma(p, z, 1.0)
+    value: float = fma(p, z, 1.0)
+    return value
 
 
 @kernel

@@ -18,9 +18,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from importlib.metadata import PackageNotFoundError, version
-from importlib.util import find_spec
 from pathlib import Path
-from typing import Literal, cast
+from typing import Literal
 
 __all__ = [
     "LEVELS",
@@ -72,7 +71,6 @@ class Setup:
         LLVM's names for that level.
     cache_directory : Path or None
         Where compiled kernels are kept; None when they cannot be.
-    threading_layer : {'omp', 'workqueue'}
     threads : int
         Thread count until `larql.kernels.threads.set_threads` is called.
     """
@@ -81,20 +79,14 @@ class Setup:
     cpu_name: str
     cpu_features: str
     cache_directory: Path | None
-    threading_layer: Literal["omp", "workqueue"]
     threads: int
 
     def environment(self) -> dict[str, str]:
         """Return the variables that numba reads at import."""
-        found = {
+        return {
             "NUMBA_CPU_NAME": self.cpu_name,
             "NUMBA_CPU_FEATURES": self.cpu_features,
-            "NUMBA_NUM_THREADS": str(MAX_THREADS),
-            "NUMBA_THREADING_LAYER": self.threading_layer,
         }
-        if self.cache_directory is not None:
-            found["NUMBA_CACHE_DIR"] = str(self.cache_directory)
-        return found
 
 
 _CHOSEN: list[Setup] = []  # at most one: numba reads its environment once per process
@@ -135,7 +127,7 @@ def configure(threads: int | None = None, cache_root: Path | None = None) -> Set
         return _CHOSEN[0]
     level = _level()
     name, flags = _TARGETS[level] if _is_x86() else _ELSEWHERE
-    setup = Setup(level, name, flags, _cache_directory(cache_root, level), _layer(), count)
+    setup = Setup(level, name, flags, _cache_directory(cache_root, level), count)
     environment = setup.environment()
     if "numba" in sys.modules:
         differing = [key for key, value in environment.items() if os.environ.get(key) != value]
@@ -173,8 +165,7 @@ def features() -> dict[str, str | int | None]:
         "isa_forced": os.environ.get("LARQL_ISA"),
         "cpu_name": setup.cpu_name,
         "cpu_features": setup.cpu_features,
-        "threading_layer": setup.threading_layer,
-        "concurrent_callers": "parallel" if setup.threading_layer == "omp" else "serialised",
+        "threading_layer": "pool",
         "threads": setup.threads,
         "cores": usable_cores(),
         "kernel_cache": None if setup.cache_directory is None else str(setup.cache_directory),
@@ -197,7 +188,7 @@ def _level() -> Level:
             f"LARQL_ISA={forced} needs processor features this machine lacks: "
             + ", ".join(sorted(missing))
         )
-    return cast("Level", forced)
+    return forced
 
 
 def _is_x86() -> bool:
@@ -221,15 +212,6 @@ def _host_flags() -> frozenset[str]:
 def usable_cores() -> int:
     """Return how many cores this process may use, at most 64."""
     return max(1, min(MAX_THREADS, len(os.sched_getaffinity(0))))
-
-
-def _layer() -> Literal["omp", "workqueue"]:
-    root = find_spec("numba")
-    places = root.submodule_search_locations if root is not None else None
-    for place in places or ():
-        if any(Path(place, "np", "ufunc").glob("omppool*.so")):
-            return "omp"
-    return "workqueue"
 
 
 def _version(package: str) -> str | None:

@@ -5,10 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from llvmlite import ir
-from numba.core import types
 
 from larql.kernels.encodings import BLOCKS
-from larql.kernels.jit import Variant, instruction
+from larql.kernels.jit import Variant, instruction, types
 from larql.kernels.scales import SCALES
 
 __all__ = [

@@ -13,11 +13,9 @@ import numpy as np
 import numpy.typing as npt
 
 from larql.kernels import setup
-from larql.kernels.jit import compiled_entry, device, kernel
+from larql.kernels.jit import compiled_entry, device, kernel, types
 from larql.kernels.memory import address_of, call_kernel, words
 from larql.kernels.pool import Pool, runner
-
-from numba import types  # isort: skip
 
 __all__ = [
     "Recording",

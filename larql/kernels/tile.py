@@ -10,10 +10,9 @@ from __future__ import annotations
 from typing import Any
 
 from llvmlite import ir
-from numba.core import types
 
 from larql.kernels.encodings import BLOCKS
-from larql.kernels.jit import cgutils, instruction
+from larql.kernels.jit import cgutils, instruction, types
 from larql.kernels.levels import emitter
 from larql.kernels.memory import prefetch, read, read_part, write
 from larql.kernels.scales import SCALES
@@ -126,10 +125,13 @@ def coded_tile(
             skip = builder.mul(loop.index, _WORD(size))
             skip_numbers = builder.mul(loop.index, _WORD(4 * count))
             streams = []
+            # Rows lie one after the other: each turn fetches its share of those to come.
+            share = size * variant.rows
+            coming = builder.add(builder.add(weight, ahead), builder.mul(loop.index, _WORD(share)))
+            for line in range(0, share, 64):
+                prefetch(builder, builder.add(coming, _WORD(line)))
             for row, number in zip(rows, numbers, strict=True):
                 block = builder.add(row, skip)
-                for line in range(0, size, 64):
-                    prefetch(builder, builder.add(builder.add(block, ahead), _WORD(line)))
                 streams.append(unpack(level, block, builder.add(number, skip_numbers)))
             for group, weights in enumerate(zip(*streams, strict=True)):
                 for c, vector in enumerate(vectors):

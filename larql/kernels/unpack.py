@@ -17,10 +17,10 @@ from larql.kernels.levels import Portable
 from larql.kernels.memory import read
 from larql.kernels.vector import F32, I32, LANES, constant
 
-__all__ = ["UNPACK"]
+__all__ = ["CODES_IQ4", "CODES_MXFP4", "UNPACK"]
 
-_CODES_IQ4 = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
-_CODES_MXFP4 = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)  # twice the value
+CODES_IQ4 = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
+CODES_MXFP4 = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)  # twice the value
 
 _I16 = ir.IntType(16)
 # (emitter, block address, address of the block's prepared scales) -> vectors
@@ -84,14 +84,14 @@ def _q5_1(e: Portable, p: Any, s: Any) -> Iterator[Any]:
 
 
 def _iq4_nl(e: Portable, p: Any, s: Any) -> Iterator[Any]:
-    table = e.codebook(_CODES_IQ4, e.number(s, 0))
+    table = e.codebook(CODES_IQ4, e.number(s, 0))
     packed = e.bytes(p, 2)
     yield e.lookup_code(table, packed)
     yield e.lookup_code(table, _high(e, packed))
 
 
 def _mxfp4(e: Portable, p: Any, s: Any) -> Iterator[Any]:
-    table = e.codebook(_CODES_MXFP4, e.number(s, 0))
+    table = e.codebook(CODES_MXFP4, e.number(s, 0))
     packed = e.bytes(p, 1)
     yield e.lookup_code(table, packed)
     yield e.lookup_code(table, _high(e, packed))
@@ -151,7 +151,7 @@ def _q3_k(e: Portable, p: Any, s: Any) -> Iterator[Any]:
 
 def _iq4_xs(e: Portable, p: Any, s: Any) -> Iterator[Any]:
     for group in range(8):
-        table = e.codebook(_CODES_IQ4, e.number(s, group))
+        table = e.codebook(CODES_IQ4, e.number(s, group))
         packed = e.bytes(p, 8 + 16 * group)
         yield e.lookup_code(table, packed)
         yield e.lookup_code(table, _high(e, packed))

@@ -11,12 +11,8 @@ import operator
 from typing import Any
 
 from llvmlite import ir
-from numba.core import types
-from numba.core.imputils import lower_builtin
-from numba.core.typing.templates import AbstractTemplate, infer_global, signature
-from numba.extending import models, register_model
 
-from larql.kernels.jit import instruction
+from larql.kernels.jit import imputils, instruction, models, register_model, templates, types
 
 __all__ = ["F32", "I32", "LANES", "MASK", "Vector"]
 
@@ -25,7 +21,7 @@ LANES = 16
 _ELEMENTS = {"f32": ir.FloatType(), "i32": ir.IntType(32), "mask": ir.IntType(1)}
 
 
-class Vector(types.Type):  # type: ignore[misc]
+class Vector(types.Type):
     """A Numba type of `LANES` equal elements: 'f32', 'i32' or 'mask' (one bit each)."""
 
     def __init__(self, element: str) -> None:
@@ -38,10 +34,13 @@ class Vector(types.Type):  # type: ignore[misc]
         return ir.VectorType(_ELEMENTS[self.element], LANES)
 
 
-@register_model(Vector)
-class _VectorModel(models.PrimitiveModel):  # type: ignore[misc]
+class _VectorModel(models.PrimitiveModel):
     def __init__(self, dmm: Any, fe_type: Vector) -> None:
-        super().__init__(dmm, fe_type, fe_type.llvm)
+        init: Any = super().__init__
+        init(dmm, fe_type, fe_type.llvm)
+
+
+register_model(Vector)(_VectorModel)
 
 
 F32 = Vector("f32")
@@ -50,16 +49,19 @@ MASK = Vector("mask")
 
 
 def _binary(symbol: Any, element: Vector, result: Vector, emit: Any) -> None:
-    @infer_global(symbol)
-    class _Template(AbstractTemplate):  # type: ignore[misc]
-        def generic(self, args: Any, kws: Any) -> Any:
-            if len(args) == 2 and args[0] == element and args[1] == element:
-                return signature(result, element, element)
-            return None
+    """Give an operator a meaning for two vectors of one kind."""
 
-    @lower_builtin(symbol, element, element)
-    def _lower(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+    def generic(self: Any, args: Any, kws: Any) -> Any:
+        if len(args) == 2 and args[0] == element and args[1] == element:
+            return templates.signature(result, element, element)
+        return None
+
+    def lower(context: Any, builder: Any, sig: Any, args: Any) -> Any:
         return emit(builder, args[0], args[1])
+
+    template = type("VectorOperator", (templates.AbstractTemplate,), {"generic": generic})
+    templates.infer_global(symbol)(template)
+    imputils.lower_builtin(symbol, element, element)(lower)
 
 
 _binary(operator.add, F32, F32, lambda b, x, y: b.fadd(x, y))
@@ -250,3 +252,17 @@ def lane_numbers(typingctx: Any) -> Any:
         return ir.Constant(I32.llvm, list(range(LANES)))
 
     return I32(), emit
+
+
+@instruction
+def whole_lanes(typingctx: Any, value: Any, most: Any, rounder: Any) -> Any:
+    """Return `value` rounded to integers and kept within ± `most`; `rounder` is 1.5 * 2^23."""
+
+    def emit(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        value, most, rounder = args
+        near = builder.fsub(builder.fadd(value, rounder), rounder)
+        least = builder.fneg(most)
+        near = builder.select(builder.fcmp_ordered(">", near, most), most, near)
+        return builder.select(builder.fcmp_ordered("<", near, least), least, near)
+
+    return (F32(F32, F32, F32), emit) if value == most == rounder == F32 else None

@@ -143,7 +143,7 @@ def load_chat_template(files: Mapping[str, Path], *, name: str = "default") -> C
     if not templates:
         raise UsageError(
             "the model has no chat template, so it was probably not trained for conversations; "
-            "give plain text with --prompt"
+            "give plain text as prompt, without --chat"
         )
     if name not in templates:
         raise UsageError(

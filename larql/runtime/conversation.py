@@ -43,11 +43,17 @@ class Conversation:
     messages: list[dict[str, object]] = field(default_factory=list)
     _session: Session | None = field(default=None, init=False)
     _ids: list[int] = field(default_factory=list, init=False)
+    _given: int = field(default=0, init=False)
 
     @property
-    def prompt_ids(self) -> tuple[int, ...]:
-        """The tokens of the conversation so far, the last reply included."""
-        return tuple(self._ids)
+    def given_ids(self) -> tuple[int, ...]:
+        """The tokens that the last reply continues: the conversation up to it."""
+        return tuple(self._ids[: self._given])
+
+    @property
+    def reply_ids(self) -> tuple[int, ...]:
+        """The tokens of the last reply, with the one that ended it."""
+        return tuple(self._ids[self._given :])
 
     def reply(self, text: str, count: int) -> Iterator[str]:
         """Say something and yield the reply as it is made.
@@ -77,6 +83,7 @@ class Conversation:
         stream = self.tokenizer.stream(continuing=True)
         parts = []
         self._ids = list(ids)
+        self._given = len(ids)
         room = min(count, self.context - len(ids))
         for token in generate(self.run, session, row, room, self.sampler, self.end_ids):
             self._ids.append(token)

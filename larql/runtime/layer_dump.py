@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -19,12 +20,13 @@ import numpy.typing as npt
 from larql.errors import OutputError, UsageError
 from larql.format.atomic import explain_os_error, write_file
 from larql.format.progress import Progress
+from larql.format.segment import hash_file
 from larql.provenance import sidecar_path, write_sidecar
 from larql.runtime.dump import DumpHashes, write_dump
 from larql.runtime.head import logit_rows
-from larql.runtime.plan import Plan
+from larql.runtime.plan import Plan, check_tokens
 from larql.runtime.run import Run
-from larql.runtime.session import Session, check_tokens
+from larql.runtime.session import Session
 from larql.runtime.slices import LayerRange
 
 __all__ = ["MANIFEST_NAME", "LayerDump", "dump_layers"]
@@ -40,6 +42,9 @@ _IDENTITY = (
     "executed_layers",
     "tokens",
 )
+
+# Temporary names of larql.format.atomic.write_file.
+_UNFINISHED = re.compile(r"\..+\.tmp-[0-9a-f]{12}")
 
 Plane = npt.NDArray[np.float32]
 
@@ -98,8 +103,8 @@ def dump_layers(
     progress.start("layers", len(plan.layers))
     began = time.perf_counter()
     if planes:
-        carrier, done = _read_plane(directory, planes), planes - 1
         writer.keep([_plane_name(k) for k in range(planes)])
+        carrier, done = _read_plane(directory / _plane_name(planes - 1)), planes - 1
     else:
         ids = np.asarray(tokens, dtype=np.int64)
         carrier, done = run.prepared.backend.embed(plan.component.embed, ids), 0
@@ -162,27 +167,47 @@ class _Writer:
         self.files[name] = hashes
 
     def keep(self, names: Iterable[str]) -> None:
+        """Take over files that an interrupted run has written."""
         for name in names:
-            sidecar = _read_json(sidecar_path(self._directory / name))
-            self.files[name] = DumpHashes(str(sidecar["sha256"]), str(sidecar["payload_sha256"]))
+            path = self._directory / name
+            sidecar = _read_json(sidecar_path(path))
+            hashes = DumpHashes(str(sidecar.get("sha256")), str(sidecar.get("payload_sha256")))
+            if hash_file(path).sha256 != hashes.sha256:
+                raise UsageError(
+                    f"{path}: is not the plane its sidecar describes; remove it to redo it"
+                )
+            self.files[name] = hashes
 
 
 def _open_directory(directory: Path, identity: dict[str, object], resume: bool) -> int:
     """Claim a directory for a run; return how many of its planes stand there already."""
     try:
         directory.mkdir(exist_ok=True)
-        present = {path.name for path in directory.iterdir()}
+        names = {path.name for path in directory.iterdir()}
+        present = {name for name in names if not _UNFINISHED.fullmatch(name)}
+        if present and not resume:
+            raise OutputError(
+                f"{directory}: is not empty; give --resume to continue the dump in it, or choose "
+                f"another directory"
+            )
+        if present:
+            _check_identity(directory, identity)
+        # A killed run leaves what it was writing; and what a manifest vouches for may be gone.
+        for name in (names - present) | ({MANIFEST_NAME} & present):
+            (directory / name).unlink()
     except OSError as error:
         raise explain_os_error(error, directory) from None
     if not present:
         _write_json(directory / IDENTITY_NAME, identity)
         return 0
-    if not resume:
-        raise OutputError(
-            f"{directory}: is not empty; give --resume to continue the dump in it, or choose "
-            f"another directory"
-        )
-    if IDENTITY_NAME not in present:
+    planes = 0
+    while {_plane_name(planes), f"{_plane_name(planes)}.json"} <= present:
+        planes += 1
+    return planes
+
+
+def _check_identity(directory: Path, identity: dict[str, object]) -> None:
+    if not (directory / IDENTITY_NAME).exists():
         raise UsageError(f"{directory}: has no {IDENTITY_NAME}; it is not a dump to resume")
     found = _read_json(directory / IDENTITY_NAME)
     for key, value in identity.items():
@@ -191,24 +216,13 @@ def _open_directory(directory: Path, identity: dict[str, object], resume: bool) 
                 f"{directory}: was begun with another {key}; resume with the same one, or choose "
                 f"another directory"
             )
-    planes = 0
-    while {_plane_name(planes), f"{_plane_name(planes)}.json"} <= present:
-        planes += 1
-    return planes
 
 
-def _read_plane(directory: Path, planes: int) -> Plane:
-    path = directory / _plane_name(planes - 1)
-    sidecar = _read_json(sidecar_path(path))
+def _read_plane(path: Path) -> Plane:
     try:
-        plane = np.load(path, allow_pickle=False)
+        return np.asarray(np.load(path, allow_pickle=False), dtype=np.float32)
     except (OSError, ValueError) as error:
         raise UsageError(f"{path}: cannot resume from it: {error}; remove it") from None
-    import hashlib
-
-    if hashlib.sha256(plane.tobytes()).hexdigest() != sidecar.get("payload_sha256"):
-        raise UsageError(f"{path}: is not the plane its sidecar describes; remove it to redo it")
-    return np.asarray(plane, dtype=np.float32)
 
 
 def _read_json(path: Path) -> dict[str, object]:

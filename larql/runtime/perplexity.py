@@ -64,8 +64,11 @@ class Perplexity:
 
     @property
     def perplexity(self) -> float:
-        """``exp`` of the mean negative log-likelihood."""
-        return math.exp(self.mean_nll)
+        """``exp`` of the mean negative log-likelihood; infinite where that exceeds a float."""
+        try:
+            return math.exp(self.mean_nll)
+        except OverflowError:
+            return math.inf
 
 
 def windows(tokens: int, window: int, stride: int, prefix: int) -> Iterator[Window]:

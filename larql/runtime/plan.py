@@ -5,14 +5,16 @@ Nothing is read to make a plan but the container's metadata.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
+from larql.errors import UsageError
 from larql.format.closure import OperandContract, operand_contracts
 from larql.format.container import Container
 from larql.format.graph import Component, KvRows, Layer, state_schema
 from larql.runtime.slices import Draft, ExecutionSlice, Full, LayerRange, layers_of
 
-__all__ = ["Plan", "make_plan"]
+__all__ = ["Plan", "check_tokens", "make_plan"]
 
 
 @dataclass(frozen=True)
@@ -80,3 +82,18 @@ def make_plan(container: Container, component: str, wanted: ExecutionSlice) -> P
     found = container.component(component)
     layers = layers_of(wanted, len(found.layers))
     return Plan(found, wanted, tuple(found.layers[i] for i in layers))
+
+
+def check_tokens(tokens: Sequence[int], vocab: int) -> None:
+    """Refuse token ids outside a vocabulary.
+
+    Raises
+    ------
+    UsageError
+        Naming the first bad position.
+    """
+    for position, token in enumerate(tokens):
+        if not 0 <= token < vocab:
+            raise UsageError(
+                f"token {token} at position {position} is outside the vocabulary of {vocab}"
+            )

@@ -14,14 +14,16 @@ from larql.provenance import environment, format_cap, tokens_sha256
 from larql.runtime.backends.registry import make_backend
 from larql.runtime.prepared import PreparedOperands, prepare
 from larql.runtime.session import Session
-from larql.runtime.slices import Draft, ExecutionSlice, Full
+from larql.runtime.slices import ExecutionSlice, slice_of
 
 __all__ = ["Run", "RunOptions", "open_run"]
 
 
 @dataclass(frozen=True)
 class RunOptions:
-    """How a container is executed; nothing here changes the answer but slice and backend.
+    """How a container is executed.
+
+    Component, slice, backend and activations decide the answer; threads and chunk change no bit.
 
     Attributes
     ----------
@@ -34,6 +36,8 @@ class RunOptions:
         None: one for each usable core.
     chunk : int or None
         Most positions advanced at once.
+    activations : str
+        ``f32`` or ``q8``.
     """
 
     component: str = "target"
@@ -41,11 +45,12 @@ class RunOptions:
     draft_depth: int | None = None
     threads: int | None = None
     chunk: int | None = None
+    activations: str = "f32"
 
     @property
     def slice(self) -> ExecutionSlice:
         """The execution slice that the depth names."""
-        return Full() if self.draft_depth is None else Draft(self.draft_depth)
+        return slice_of(self.draft_depth)
 
 
 @dataclass
@@ -89,7 +94,7 @@ class Run:
             "component": plan.component.id,
             "backend": backend.name,
             "numerics": backend.numerics,
-            "activations": "f32",
+            "activations": backend.activations,
             "draft_depth": self.options.draft_depth,
             "executed_layers": list(plan.executed_layers),
             "tokens": list(tokens),
@@ -117,7 +122,6 @@ def open_run(container: Container, options: RunOptions) -> Run:
     Refusal
         If an operand is missing, contradictory or of an unsupported encoding.
     """
-    format_cap()
-    backend = make_backend(options.backend, options.threads)
+    backend = make_backend(options.backend, options.threads, options.activations)
     prepared = prepare(container, options.component, options.slice, backend)
     return Run(container, options, prepared)

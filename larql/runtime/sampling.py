@@ -86,15 +86,24 @@ class Sampler:
 
     def __init__(self, sampling: Sampling) -> None:
         self._sampling = sampling
-        self._random = np.random.Generator(np.random.PCG64(sampling.seed))
+        # numpy.random takes 10 MB, which greedy runs do without.
+        self._random = (
+            np.random.Generator(np.random.PCG64(sampling.seed)) if sampling.temperature else None
+        )
 
     def choose(self, row: npt.NDArray[np.float32]) -> int:
         """Return the next token for a row of logits, float32 ``[vocab]``."""
-        if self._sampling.temperature == 0.0:
+        if self._random is None:
             return greedy(row)
         _refuse_nan(row)
         scaled = row.astype(np.float64) / self._sampling.temperature
-        weights = np.exp(scaled - scaled.max())
+        largest = scaled.max()
+        if not np.isfinite(largest):
+            raise UsageError(
+                f"the largest logit is {largest}; no token can be drawn from it, try --temperature "
+                f"0"
+            )
+        weights = np.exp(scaled - largest)
         order = np.lexsort((np.arange(len(row)), -weights))
         cumulative = np.cumsum(weights[order])
         total = cumulative[-1]

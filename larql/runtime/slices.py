@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from larql.errors import UsageError
 
-__all__ = ["Draft", "ExecutionSlice", "Full", "LayerRange", "layers_of"]
+__all__ = ["Draft", "ExecutionSlice", "Full", "LayerRange", "layers_of", "slice_of"]
 
 
 @dataclass(frozen=True)
@@ -30,6 +30,11 @@ class Draft:
 
 
 ExecutionSlice = Full | LayerRange | Draft
+
+
+def slice_of(draft_depth: int | None) -> ExecutionSlice:
+    """Return the slice that a draft depth names; None is all layers."""
+    return Full() if draft_depth is None else Draft(draft_depth)
 
 
 def layers_of(wanted: ExecutionSlice, num_layers: int) -> range:

@@ -77,6 +77,9 @@ def test_help_answers_and_loads_nothing_heavy(words: tuple[str, ...], entry: Com
     assert heavy == set()
     assert text.startswith(f"Usage: larql {' '.join(words)} ")
     assert entry.summary.split()[0] in text
+    _, examples = help_sections(function_of(entry))
+    shown = {line.strip() for line in text.splitlines()}
+    assert {line.strip() for line in examples.splitlines()} <= shown, "an example is folded"
 
 
 @pytest.mark.parametrize(

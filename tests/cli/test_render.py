@@ -5,6 +5,7 @@ import json
 import math
 import os
 import pty
+import re
 import subprocess
 import sys
 import unicodedata
@@ -211,6 +212,29 @@ def test_progress_is_drawn_on_a_terminal_and_the_terminal_restored() -> None:
     assert seen.rfind(b"\x1b[?25h") > seen.rfind(b"\x1b[?25l") >= 0  # cursor shown again
 
 
+def test_nothing_is_drawn_or_loaded_before_there_is_progress() -> None:
+    program = (
+        "import sys; from larql.cli import render; from larql.cli.output import Output\n"
+        "with render.progress(Output()) as bar:\n"
+        "    print('rich' in sys.modules)\n"
+        "    bar.finish()\n"
+    )
+    leader, follower = pty.openpty()
+    process = subprocess.Popen(
+        [sys.executable, "-c", program],
+        stdout=subprocess.PIPE,
+        stderr=follower,
+        text=True,
+        env={**os.environ, "TERM": "xterm"},
+    )
+    assert process.communicate()[0] == "False\n"
+    os.set_blocking(leader, False)
+    os.close(follower)
+    with pytest.raises(OSError):
+        os.read(leader, 1)
+    os.close(leader)
+
+
 def test_progress_restores_the_terminal_when_work_is_interrupted() -> None:
     seen = on_a_terminal("", "raise KeyboardInterrupt")
     assert seen.rfind(b"\x1b[?25h") > seen.rfind(b"\x1b[?25l") >= 0
@@ -231,18 +255,38 @@ def test_progress_is_silent_where_it_cannot_be_drawn() -> None:
     assert process.stderr == b""
 
 
-def test_a_table_on_a_terminal_folds_and_takes_no_markup() -> None:
+def table_on_a_terminal(rows: str) -> str:
     leader, follower = pty.openpty()
-    program = "from larql.cli import render; render.table(['n'], [['[red]' + 'x' * 100]])"
+    program = (
+        f"import sys; from larql.cli import render; render.table(['name', 'n'], {rows}, ['n'])\n"
+        "print('rich' in sys.modules, file=sys.stderr)"
+    )
     process = subprocess.Popen(
         [sys.executable, "-c", program],
         stdout=follower,
+        stderr=subprocess.PIPE,
+        text=True,
         env={**os.environ, "TERM": "xterm", "COLUMNS": "60"},
     )
-    process.wait()
+    loaded = process.communicate()[1].strip()
     text = os.read(leader, 65536).decode()
     os.close(follower)
     os.close(leader)
+    return f"{loaded}\n{text}"
+
+
+def test_a_table_that_fits_a_terminal_is_drawn_without_rich() -> None:
+    assert table_on_a_terminal("[['[red]', 12], ['b', 3]]").splitlines() == [
+        "False",
+        "\x1b[1mname    n\x1b[0m",
+        "[red]  12",
+        "b       3",
+    ]
+
+
+def test_a_table_on_a_terminal_folds_and_takes_no_markup() -> None:
+    text = table_on_a_terminal("[['[red]' + 'x' * 100, 1]]")
     assert "[red]" in text
     assert text.count("x") == 100
-    assert all(len(line) < 80 for line in text.splitlines())
+    plain = re.sub(r"\x1b\[\d+m", "", text)
+    assert max(map(len, plain.splitlines())) == 60

@@ -54,3 +54,9 @@ def container(request: pytest.FixtureRequest, containers: dict[str, Container]) 
 def backend(request: pytest.FixtureRequest) -> str:
     """Each backend in turn."""
     return str(request.param)
+
+
+@pytest.fixture(params=("production", "production q8", "reference"))
+def numerics(request: pytest.FixtureRequest) -> str:
+    """Each backend under each of its activation policies."""
+    return str(request.param)

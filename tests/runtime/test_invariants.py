@@ -8,8 +8,9 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from larql.errors import UsageError
+from larql.errors import UnsupportedRefusal, UsageError
 from larql.format.container import Container
+from larql.runtime.backends.base import Backend
 from larql.runtime.backends.registry import make_backend
 from larql.runtime.prepared import prepare
 from larql.runtime.run import Run, RunOptions, open_run
@@ -21,8 +22,15 @@ from tests.builders.models import LlamaSpec, write_llama_safetensors
 TOKENS = [int(t) for t in np.random.default_rng(5).integers(0, 256, 37)]
 
 
-def run_of(container: Container, backend: str, depth: int | None = None) -> Run:
-    return open_run(container, RunOptions(backend=backend, draft_depth=depth))
+def run_of(container: Container, numerics: str, depth: int | None = None) -> Run:
+    backend, _, activations = numerics.partition(" ")
+    options = RunOptions(backend=backend, draft_depth=depth, activations=activations or "f32")
+    return open_run(container, options)
+
+
+def fresh(numerics: str) -> Backend:
+    backend, _, activations = numerics.partition(" ")
+    return make_backend(backend, activations=activations or "f32")
 
 
 def all_logits(
@@ -38,15 +46,15 @@ def assert_same_bits(a: npt.NDArray[np.float32], b: npt.NDArray[np.float32]) -> 
 
 
 @pytest.mark.parametrize("chunk", [1, 3, 16])
-def test_chunks_change_no_bit(container: Container, backend: str, chunk: int) -> None:
-    run = run_of(container, backend)
+def test_chunks_change_no_bit(container: Container, numerics: str, chunk: int) -> None:
+    run = run_of(container, numerics)
     whole = all_logits(run, TOKENS)
     assert np.isfinite(whole).all()
     assert_same_bits(all_logits(run, TOKENS, chunk), whole)
 
 
-def test_single_steps_equal_the_whole_prompt(container: Container, backend: str) -> None:
-    run = run_of(container, backend)
+def test_single_steps_equal_the_whole_prompt(container: Container, numerics: str) -> None:
+    run = run_of(container, numerics)
     whole = all_logits(run, TOKENS)
     session = run.session(len(TOKENS))
     for position, token in enumerate(TOKENS):
@@ -54,10 +62,13 @@ def test_single_steps_equal_the_whole_prompt(container: Container, backend: str)
 
 
 @pytest.mark.parametrize("name", ["llama", "gemma", "quantised"])
-def test_single_steps_across_blocks_of_keys(containers: dict[str, Container], name: str) -> None:
+@pytest.mark.parametrize("policy", ["production", "production q8"])
+def test_single_steps_across_blocks_of_keys(
+    containers: dict[str, Container], name: str, policy: str
+) -> None:
     """Recorded steps are recorded anew where attention reaches another block of keys."""
     tokens = [(7 * i) % 256 for i in range(200)]
-    run = run_of(containers[name], "production")
+    run = run_of(containers[name], policy)
     whole = all_logits(run, tokens)
     assert_same_bits(all_logits(run, tokens, 1), whole)
     session = Session(run.prepared, 200, 64)
@@ -69,24 +80,25 @@ def test_single_steps_across_blocks_of_keys(containers: dict[str, Container], na
         assert_same_bits(session.step(tokens[position : position + 1]), whole[position])
 
 
-def test_context_changes_no_bit(container: Container, backend: str) -> None:
-    run = run_of(container, backend)
+def test_context_changes_no_bit(container: Container, numerics: str) -> None:
+    run = run_of(container, numerics)
     assert_same_bits(all_logits(run, TOKENS, 5, 300), all_logits(run, TOKENS, 5))
 
 
 @pytest.mark.parametrize("threads", [1, 2, 3, 16])
-def test_threads_change_no_bit(container: Container, threads: int) -> None:
-    one = open_run(container, RunOptions(threads=1))
+@pytest.mark.parametrize("activations", ["f32", "q8"])
+def test_threads_change_no_bit(container: Container, threads: int, activations: str) -> None:
+    one = open_run(container, RunOptions(threads=1, activations=activations))
     first = all_logits(one, TOKENS)
-    many = open_run(container, RunOptions(threads=threads))
+    many = open_run(container, RunOptions(threads=threads, activations=activations))
     assert many.prepared.backend.threads == threads
     assert_same_bits(all_logits(many, TOKENS), first)
 
 
 def test_one_batch_of_rows_equals_single_rows_through_the_head(
-    container: Container, backend: str
+    container: Container, numerics: str
 ) -> None:
-    session = run_of(container, backend).session(len(TOKENS))
+    session = run_of(container, numerics).session(len(TOKENS))
     carrier = session.advance(TOKENS)
     together = session.logits(carrier)
     for row in range(len(TOKENS)):
@@ -95,9 +107,9 @@ def test_one_batch_of_rows_equals_single_rows_through_the_head(
     assert_same_bits(streamed, together)
 
 
-def test_a_draft_of_full_depth_is_the_full_run(container: Container, backend: str) -> None:
+def test_a_draft_of_full_depth_is_the_full_run(container: Container, numerics: str) -> None:
     depth = container.index.num_layers
-    full, draft = run_of(container, backend), run_of(container, backend, depth)
+    full, draft = run_of(container, numerics), run_of(container, numerics, depth)
     assert full.prepared.plan.executed_layers == draft.prepared.plan.executed_layers
     assert (full.prepared.reads, full.prepared.bytes_read) == (
         draft.prepared.reads,
@@ -109,9 +121,9 @@ def test_a_draft_of_full_depth_is_the_full_run(container: Container, backend: st
     assert_same_bits(a.logits(hidden_a), b.logits(hidden_b))
 
 
-def test_a_shallower_draft_is_finite_and_differs(container: Container, backend: str) -> None:
+def test_a_shallower_draft_is_finite_and_differs(container: Container, numerics: str) -> None:
     depth = container.index.num_layers
-    full, draft = run_of(container, backend), run_of(container, backend, depth - 1)
+    full, draft = run_of(container, numerics), run_of(container, numerics, depth - 1)
     assert draft.prepared.plan.executed_layers == tuple(range(depth - 1))
     assert draft.prepared.reads < full.prepared.reads
     shallow = all_logits(draft, TOKENS)
@@ -120,13 +132,13 @@ def test_a_shallower_draft_is_finite_and_differs(container: Container, backend: 
 
 
 def test_depths_that_are_no_draft_are_refused_each_for_its_reason(
-    container: Container, backend: str
+    container: Container, numerics: str
 ) -> None:
     depth = container.index.num_layers
     with pytest.raises(UsageError, match="at least layer 0"):
-        run_of(container, backend, 0)
+        run_of(container, numerics, 0)
     with pytest.raises(UsageError, match=f"has only {depth} layers"):
-        run_of(container, backend, depth + 1)
+        run_of(container, numerics, depth + 1)
 
 
 def test_a_draft_keeps_state_only_for_the_layers_it_runs(container: Container) -> None:
@@ -135,16 +147,16 @@ def test_a_draft_keeps_state_only_for_the_layers_it_runs(container: Container) -
 
 
 @pytest.mark.parametrize("cut", [1, 2])
-def test_layer_ranges_compose(container: Container, backend: str, cut: int) -> None:
+def test_layer_ranges_compose(container: Container, numerics: str, cut: int) -> None:
     depth = container.index.num_layers
     cut = min(cut, depth - 1)
-    full = run_of(container, backend).session(len(TOKENS))
+    full = run_of(container, numerics).session(len(TOKENS))
     whole = full.advance(TOKENS)
-    made = make_backend(backend)
+    made = fresh(numerics)
     embed = prepare(container, "target", Full(), made).plan.component.embed
     carrier = made.embed(embed, np.asarray(TOKENS))
     for wanted in (LayerRange(0, cut), LayerRange(cut, depth)):
-        part = prepare(container, "target", wanted, make_backend(backend))
+        part = prepare(container, "target", wanted, fresh(numerics))
         assert all(c.layer is not None for c in part.plan.contracts())
         carrier = Session(part, len(TOKENS), 7).advance_hidden(carrier)
     assert_same_bits(carrier, whole)
@@ -163,8 +175,8 @@ def test_a_layer_range_takes_no_tokens_and_gives_no_logits(container: Container)
         session.advance_hidden(np.zeros((1, 3), np.float32))
 
 
-def test_restoring_is_as_if_it_had_never_happened(container: Container, backend: str) -> None:
-    run = run_of(container, backend)
+def test_restoring_is_as_if_it_had_never_happened(container: Container, numerics: str) -> None:
+    run = run_of(container, numerics)
     straight, wandering = run.session(64), run.session(64)
     straight.advance(TOKENS[:11])
     wandering.advance(TOKENS[:11])
@@ -198,11 +210,11 @@ def test_a_window_that_dropped_rows_refuses_to_truncate(containers: dict[str, Co
 @pytest.mark.parametrize("name", ["llama", "gemma"])
 def test_a_failed_step_leaves_the_state_as_it_was(
     containers: dict[str, Container],
-    backend: str,
+    numerics: str,
     name: str,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    run = run_of(containers[name], backend)
+    run = run_of(containers[name], numerics)
     straight, failing = Session(run.prepared, 64, 4), Session(run.prepared, 64, 4)
     straight.advance(TOKENS[:9])
     failing.advance(TOKENS[:9])
@@ -223,9 +235,9 @@ def test_a_failed_step_leaves_the_state_as_it_was(
     assert_same_bits(failing.advance(TOKENS[9:]), straight.advance(TOKENS[9:]))
 
 
-def test_window_edge(containers: dict[str, Container], backend: str) -> None:
+def test_window_edge(containers: dict[str, Container], numerics: str) -> None:
     """Window 4 in one layer: token 0 reaches position 3 and not position 4."""
-    run = run_of(containers["gemma"], backend, 1)
+    run = run_of(containers["gemma"], numerics, 1)
     changed = [(TOKENS[0] + 1) % 256, *TOKENS[1:8]]
     a, b = all_logits(run, TOKENS[:8]), all_logits(run, changed)
     assert (a[3] != b[3]).any()
@@ -238,6 +250,41 @@ def test_production_agrees_with_the_reference(container: Container) -> None:
     fast = all_logits(run_of(container, "production"), TOKENS)
     assert np.abs(fast - exact).max() <= 2e-5 * np.abs(exact).max()
     assert (fast.argmax(axis=1) == exact.argmax(axis=1)).all()
+
+
+def test_rounded_activations_stay_near_and_differ(containers: dict[str, Container]) -> None:
+    for name in ("llama_gguf", "gemma_gguf", "quantised"):
+        exact = all_logits(run_of(containers[name], "production"), TOKENS)
+        rounded = all_logits(run_of(containers[name], "production q8"), TOKENS)
+        errors = np.abs(rounded - exact).max(axis=1) / np.abs(exact).max()
+        # Random weights amplify: one position in these is off by a quarter, the median by 3 %.
+        assert 0 < np.median(errors) < 0.06
+    # Float weights have no integer products: the policy leaves them as they are.
+    exact = all_logits(run_of(containers["llama"], "production"), TOKENS)
+    assert_same_bits(all_logits(run_of(containers["llama"], "production q8"), TOKENS), exact)
+
+
+@pytest.mark.parametrize("cap", ["as-stored", "q8", "f16", "f32"])
+def test_a_format_cap_changes_no_bit_and_may_forbid_q8(
+    containers: dict[str, Container], monkeypatch: pytest.MonkeyPatch, cap: str
+) -> None:
+    plain = all_logits(run_of(containers["quantised"], "production"), TOKENS)
+    monkeypatch.setenv("LARQL_CPU_MAX_FORMAT", cap)
+    run = run_of(containers["quantised"], "production")
+    assert run.provenance(TOKENS, 64)["max_format"] == cap
+    assert_same_bits(all_logits(run, TOKENS), plain)
+    if cap in ("f16", "f32"):
+        with pytest.raises(UsageError, match=f"LARQL_CPU_MAX_FORMAT={cap} forbids"):
+            run_of(containers["quantised"], "production q8")
+    else:
+        assert run_of(containers["quantised"], "production q8").prepared.backend.activations == "q8"
+
+
+def test_the_reference_has_no_rounded_activations(containers: dict[str, Container]) -> None:
+    with pytest.raises(UnsupportedRefusal, match="executes f32 activations only"):
+        run_of(containers["llama"], "reference q8")
+    with pytest.raises(UsageError, match="expected one of f32, q8"):
+        run_of(containers["llama"], "production int4")
 
 
 def test_log_sum_exp_agrees(container: Container) -> None:
@@ -264,7 +311,7 @@ def test_tokens_outside_the_vocabulary_and_full_contexts_are_refused(container: 
             Session(session.prepared, *arguments)
 
 
-def test_layers_behind_a_draft_cost_it_nothing(tmp_path: Path, backend: str) -> None:
+def test_layers_behind_a_draft_cost_it_nothing(tmp_path: Path, numerics: str) -> None:
     """A draft reads nothing of the layers it leaves out: its reads do not see their number."""
     deep = make_container(
         write_llama_safetensors(tmp_path / "deep", LlamaSpec(layers=6)), tmp_path / "deep.vindex3"
@@ -273,6 +320,6 @@ def test_layers_behind_a_draft_cost_it_nothing(tmp_path: Path, backend: str) -> 
         write_llama_safetensors(tmp_path / "shallow", LlamaSpec(layers=2)),
         tmp_path / "shallow.vindex3",
     )
-    a = prepare(deep, "target", Draft(2), make_backend(backend))
-    b = prepare(shallow, "target", Full(), make_backend(backend))
+    a = prepare(deep, "target", Draft(2), fresh(numerics))
+    b = prepare(shallow, "target", Full(), fresh(numerics))
     assert (a.reads, a.bytes_read) == (b.reads, b.bytes_read)

@@ -37,6 +37,8 @@ class Backend(ABC):
         How it computes, in words, for provenance.
     threads : int
         Threads that it computes with.
+    activations : str
+        ``f32``, or ``q8`` where activations are rounded to int8 for products.
     default_chunk : int
         Positions that it advances at once unless told otherwise.
     """
@@ -44,6 +46,7 @@ class Backend(ABC):
     name: str
     numerics: str
     threads: int
+    activations: str
     default_chunk: int
 
     @abstractmethod

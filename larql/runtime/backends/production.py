@@ -1,16 +1,24 @@
-"""The fast executor: Numba kernels over mapped weights, float32 activations."""
+"""The fast executor: Numba kernels over mapped weights.
+
+Under the ``f32`` policy activations stay float32. Under ``q8`` what a block-encoded matrix is
+multiplied with is rounded once to int8 per block of 32, and shared by all matrices that read it.
+
+This module imports the kernels, whose environment must be settled before: see
+:func:`larql.runtime.backends.registry.make_backend`.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from weakref import WeakKeyDictionary
 
 import numpy as np
 import numpy.typing as npt
 
-from larql.errors import PlatformError, UnsupportedRefusal
+from larql.errors import UnsupportedRefusal
 from larql.format.graph import (
     Block,
     DenseFfn,
@@ -23,44 +31,37 @@ from larql.format.graph import (
     SoftmaxAttention,
 )
 from larql.kernels import setup
+from larql.kernels.activation import activate, gate
+from larql.kernels.attention import attend
+from larql.kernels.elementwise import add_row, add_scaled, scale, softcap
+from larql.kernels.embedding import gather
+from larql.kernels.encodings import BLOCKS
+from larql.kernels.likelihood import log_sum_exp
+from larql.kernels.norm import layer_norm, rms_norm
+from larql.kernels.product import product
+from larql.kernels.product_q8 import QuantizedRows, product_q8, quantize_rows, takes_integers
+from larql.kernels.ring import write_rows
+from larql.kernels.rope import inverse_frequencies, rotate, rotation_table
 from larql.runtime.backends.base import Backend, Carrier
 from larql.runtime.backends.step_program import StepProgram, step_key
 from larql.runtime.operands import StoredOperand
 from larql.runtime.plan import Plan
 from larql.runtime.state import KvRegion, State
 
-__all__ = ["ProductionBackend", "production_backend"]
+__all__ = ["ProductionBackend"]
 
 Float32 = npt.NDArray[np.float32]
 
 _CHUNK = 512
+_NUMERICS = {
+    "f32": "float32 arithmetic, exact dequantised weights, float32 carrier",
+    "q8": (
+        "activations of block-encoded matrices rounded to int8 per 32, integer products, float32 "
+        "sums and carrier"
+    ),
+}
 # Of what the kernels say of themselves, what could have to do with a number.
 _FACTS = ("isa", "cpu_name", "cpu_features", "threading_layer", "numba", "llvmlite")
-
-
-def production_backend(threads: int | None) -> ProductionBackend:
-    """Set the kernels up and return a backend.
-
-    Parameters
-    ----------
-    threads : int or None
-        1 to 64; None: one for each usable core.
-
-    Raises
-    ------
-    PlatformError
-        If ``LARQL_ISA`` names no level or one that this machine lacks, or the kernels cannot be
-        set up.
-    """
-    try:
-        setup.configure(threads)
-    except (ValueError, RuntimeError) as error:
-        raise PlatformError(f"the production kernels cannot run: {error}") from None
-    from larql.kernels.threads import set_threads
-
-    count = setup.current().threads if threads is None else threads
-    set_threads(count)
-    return ProductionBackend(count)
 
 
 @dataclass(frozen=True)
@@ -72,15 +73,35 @@ class _Rotation:
     sin: Float32
 
 
+@dataclass(frozen=True)
+class _Vectors:
+    """Activations ``[T, K]``, and rounded to int8 once, when a product first asks for that."""
+
+    exact: Float32
+
+    @cached_property
+    def rounded(self) -> QuantizedRows:
+        return quantize_rows(self.exact)
+
+
 class ProductionBackend(Backend):
-    """Executes with Numba kernels; see the module. :func:`production_backend` makes one."""
+    """Executes with Numba kernels; see the module.
+
+    Parameters
+    ----------
+    threads : int
+        What the kernels have been set to.
+    activations : str
+        ``f32`` or ``q8``.
+    """
 
     name = "production"
-    numerics = "float32 arithmetic, exact dequantised weights, float32 carrier"
     default_chunk = _CHUNK
 
-    def __init__(self, threads: int) -> None:
+    def __init__(self, threads: int, activations: str) -> None:
         self.threads = threads
+        self.activations = activations
+        self.numerics = _NUMERICS[activations]
         self._operands: dict[str, StoredOperand] = {}
         self._vectors: dict[str, Float32] = {}
         self._rotations: dict[Rope, _Rotation] = {}
@@ -94,8 +115,6 @@ class ProductionBackend(Backend):
 
     def bind(self, operand: StoredOperand) -> None:
         """Keep a matrix as mapped bytes, and a vector decoded."""
-        from larql.kernels.encodings import BLOCKS
-
         if operand.encoding.name not in BLOCKS:
             raise UnsupportedRefusal(
                 f"operand {operand.name}: no production kernel for {operand.encoding.name}; run "
@@ -111,8 +130,6 @@ class ProductionBackend(Backend):
 
     def embed(self, op: Embed, ids: npt.NDArray[np.int64]) -> Carrier:
         """Decode the rows of the ids and scale them."""
-        from larql.kernels.embedding import gather
-
         operand = self._operands[op.weight]
         out = np.empty((len(ids), op.width), np.float32)
         gather(
@@ -145,8 +162,6 @@ class ProductionBackend(Backend):
 
     def write(self, block: Block, carrier: Carrier, region: KvRegion | None, start: int) -> Carrier:
         """Run one block and add its output."""
-        from larql.kernels.elementwise import add_scaled
-
         inputs = self._norm(block.norm, carrier)
         mixer = block.mixer
         if isinstance(mixer, DenseFfn):
@@ -166,10 +181,8 @@ class ProductionBackend(Backend):
 
     def logits(self, op: Head, carrier: Carrier) -> Float32:
         """Return the logits of each position."""
-        from larql.kernels.elementwise import scale, softcap
-
         rows = self._norm(op.norm, np.ascontiguousarray(carrier))
-        logits = self._product(op.weight, rows)
+        logits = self._product(op.weight, _Vectors(rows))
         if op.multiplier != 1.0:
             scale(logits, op.multiplier)
         if op.softcap is not None:
@@ -178,24 +191,21 @@ class ProductionBackend(Backend):
 
     def log_sum_exp(self, rows: Float32) -> npt.NDArray[np.float64]:
         """Return ``log(sum(exp(row)))`` of each row."""
-        from larql.kernels.likelihood import log_sum_exp
-
         return log_sum_exp(np.ascontiguousarray(rows))
 
-    def _product(self, name: str, x: Float32) -> Float32:
-        from larql.kernels.product import product
-
+    def _product(self, name: str, x: _Vectors) -> Float32:
         operand = self._operands[name]
         rows, columns = operand.shape
-        out = np.empty((len(x), rows), np.float32)
-        product(operand.data, operand.encoding.name, rows, columns, x, out)
+        out = np.empty((len(x.exact), rows), np.float32)
+        if self.activations == "q8" and takes_integers(operand.encoding.name, columns):
+            product_q8(operand.data, operand.encoding.name, rows, columns, x.rounded, out)
+        else:
+            product(operand.data, operand.encoding.name, rows, columns, x.exact, out)
         return out
 
-    def _linear(self, linear: Linear, x: Float32) -> Float32:
+    def _linear(self, linear: Linear, x: _Vectors) -> Float32:
         out = self._product(linear.weight, x)
         if linear.bias is not None:
-            from larql.kernels.elementwise import add_row
-
             add_row(out, self._vectors[linear.bias])
         return out
 
@@ -203,7 +213,6 @@ class ProductionBackend(Backend):
         """Normalise rows of ``x``, ``[n, width]``."""
         if norm is None:
             return x
-        from larql.kernels.norm import layer_norm, rms_norm
 
         x = np.ascontiguousarray(x)
         out = np.empty_like(x)
@@ -216,29 +225,25 @@ class ProductionBackend(Backend):
         return out
 
     def _ffn(self, mixer: DenseFfn, x: Float32) -> Float32:
-        from larql.kernels.activation import activate, gate
 
         kind = "gelu_erf" if mixer.activation == "gelu" else mixer.activation
-        up = self._linear(mixer.up, x)
+        inputs = _Vectors(x)
+        up = self._linear(mixer.up, inputs)
         if mixer.gate is None:
             activate(up, kind, up)
         else:
-            gate(self._linear(mixer.gate, x), up, kind, up)
-        return self._linear(mixer.down, up)
+            gate(self._linear(mixer.gate, inputs), up, kind, up)
+        return self._linear(mixer.down, _Vectors(up))
 
     def _attention(
         self, mixer: SoftmaxAttention, x: Float32, region: KvRegion, start: int
     ) -> Float32:
-        from larql.kernels.attention import attend
-        from larql.kernels.ring import write_rows
 
-        count = len(x)
-        q = self._heads(self._linear(mixer.q, x), mixer.heads, mixer.key_dim, mixer.q_norm)
-        k = self._heads(self._linear(mixer.k, x), mixer.kv_heads, mixer.key_dim, mixer.k_norm)
-        v = self._linear(mixer.v, x).reshape(count, mixer.kv_heads, mixer.value_dim)
+        count, inputs = len(x), _Vectors(x)
+        q = self._heads(self._linear(mixer.q, inputs), mixer.heads, mixer.key_dim, mixer.q_norm)
+        k = self._heads(self._linear(mixer.k, inputs), mixer.kv_heads, mixer.key_dim, mixer.k_norm)
+        v = self._linear(mixer.v, inputs).reshape(count, mixer.kv_heads, mixer.value_dim)
         if mixer.rope is not None:
-            from larql.kernels.rope import rotate
-
             rotation = self._rotation(mixer.rope, start, count)
             rotate(q, rotation.cos, rotation.sin, mixer.rope.layout)
             rotate(k, rotation.cos, rotation.sin, mixer.rope.layout)
@@ -249,7 +254,7 @@ class ProductionBackend(Backend):
             q, region.keys, region.values, start, mixer.window or 0, mixer.scale,
             mixer.softcap or 0.0, None, out,
         )  # fmt: skip
-        return self._linear(mixer.o, out.reshape(count, -1))
+        return self._linear(mixer.o, _Vectors(out.reshape(count, -1)))
 
     def _heads(self, x: Float32, heads: int, dim: int, norm: Norm | None) -> Float32:
         rows = self._norm(norm, x.reshape(-1, dim))
@@ -257,8 +262,6 @@ class ProductionBackend(Backend):
 
     def _rotation(self, rope: Rope, start: int, count: int) -> _Rotation:
         """Return cos and sin of positions ``start .. start + count``, shared by all layers."""
-        from larql.kernels.rope import rotation_table
-
         found = self._rotations.get(rope)
         if found is None or found.start != start or len(found.cos) != count:
             shape = (count, rope.dims // 2)
@@ -269,8 +272,6 @@ class ProductionBackend(Backend):
 
     def _radians(self, rope: Rope) -> npt.NDArray[np.float64]:
         """Return radians per position of each rotated pair; + - * / of exact frequencies only."""
-        from larql.kernels.rope import inverse_frequencies
-
         if rope not in self._frequencies:
             frequencies = inverse_frequencies(rope.theta, rope.dims)
             scaling = rope.scaling

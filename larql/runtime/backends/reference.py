@@ -65,6 +65,7 @@ class ReferenceBackend(Backend):
 
     name = "reference"
     numerics = "float64 arithmetic, exact dequantised weights, float32 carrier"
+    activations = "f32"
     default_chunk = 512
 
     def __init__(self) -> None:

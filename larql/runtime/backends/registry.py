@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from larql.errors import UsageError
+from larql.errors import PlatformError, UnsupportedRefusal, UsageError
+from larql.provenance import format_cap
 from larql.runtime.backends.base import Backend
 
-__all__ = ["BACKENDS", "make_backend"]
+__all__ = ["ACTIVATIONS", "BACKENDS", "make_backend"]
 
 BACKENDS = ("production", "reference")
+ACTIVATIONS = ("f32", "q8")
 
 
-def make_backend(name: str, threads: int | None = None) -> Backend:
+def make_backend(name: str, threads: int | None = None, activations: str = "f32") -> Backend:
     """Return a fresh backend.
 
     Parameters
@@ -20,20 +22,50 @@ def make_backend(name: str, threads: int | None = None) -> Backend:
     threads : int or None
         Threads for the production kernels, one per core by default. The reference backend uses
         NumPy's own.
+    activations : str
+        One of ``ACTIVATIONS``.
 
     Raises
     ------
     UsageError
-        If there is no such backend.
+        If there is no such backend or activation policy, or ``LARQL_CPU_MAX_FORMAT`` forbids it.
+    UnsupportedRefusal
+        If the backend does not have the policy.
     PlatformError
         If the kernels cannot run on this machine.
     """
+    if activations not in ACTIVATIONS:
+        raise UsageError(f"--activations {activations!r}: expected one of {', '.join(ACTIVATIONS)}")
+    cap = format_cap()
+    if activations == "q8" and cap in ("f16", "f32"):
+        raise UsageError(
+            f"--activations q8: LARQL_CPU_MAX_FORMAT={cap} forbids so compressed a form; unset "
+            f"it, or leave the option out"
+        )
     if name == "reference":
+        if activations != "f32":
+            raise UnsupportedRefusal(
+                f"--activations {activations}: the reference backend executes f32 activations only"
+            )
         from larql.runtime.backends.reference import ReferenceBackend
 
         return ReferenceBackend()
     if name == "production":
-        from larql.runtime.backends.production import production_backend
-
-        return production_backend(threads)
+        return _production(threads, activations)
     raise UsageError(f"--backend {name!r}: expected one of {', '.join(BACKENDS)}")
+
+
+def _production(threads: int | None, activations: str) -> Backend:
+    from larql.kernels import setup
+
+    try:
+        # Numba reads its environment when it is imported, which the next imports do.
+        chosen = setup.configure(threads)
+    except (ValueError, RuntimeError) as error:
+        raise PlatformError(f"the production kernels cannot run: {error}") from None
+    from larql.kernels.threads import set_threads
+    from larql.runtime.backends.production import ProductionBackend
+
+    count = chosen.threads if threads is None else threads
+    set_threads(count)
+    return ProductionBackend(count, activations)

@@ -1,0 +1,1 @@
+"""Measuring a model's speed and memory, alone and beside other engines."""

@@ -1,0 +1,61 @@
+"""larql as an arm."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path
+
+from larql.format.container import Container
+from larql.runtime.run import RunOptions, open_run
+from larql.runtime.sampling import greedy
+
+__all__ = ["Larql", "load"]
+
+
+class Larql:
+    """A prepared container and one session; see `larql.runtime.bench.arms.child.Engine`."""
+
+    def __init__(self, container: Path, threads: int, room: int, activations: str) -> None:
+        began = time.perf_counter()
+        run = open_run(Container(container), RunOptions(threads=threads, activations=activations))
+        self._session = run.session(room)
+        self.load_seconds = time.perf_counter() - began
+        said = run.provenance((), room)
+        kept = (
+            "backend", "numerics", "activations", "threads", "max_format", "operand_reads",
+            "operand_bytes", "prepare_seconds", "environment",
+        )  # fmt: skip
+        regions = [self._session.state.region(spec.layer) for spec in run.prepared.plan.state()]
+        alike = Counter((r.nbytes // r.capacity, r.spec.window) for r in regions)
+        self.facts: dict[str, object] = {
+            **{name: said[name] for name in kept},
+            "state": [
+                {"layers": layers, "bytes_per_position": nbytes, "window": window}
+                for (nbytes, window), layers in alike.items()
+            ],
+        }
+
+    def prefill(self, ids: list[int]) -> int:
+        """Start anew."""
+        self._session.truncate(0)
+        return greedy(self._session.step(ids))
+
+    def step(self, token: int) -> int:
+        """Advance by one."""
+        return greedy(self._session.step((token,)))
+
+    def rewind(self, length: int) -> bool:
+        """Go back, where no windowed layer has dropped what it would need."""
+        if not self._session.can_truncate(length):
+            return False
+        self._session.truncate(length)
+        return True
+
+
+def load(options: Mapping[str, object]) -> Larql:
+    """Prepare ``container``; the other options are ``threads``, ``room`` and ``activations``."""
+    threads, room = options["threads"], options["room"]
+    assert isinstance(threads, int) and isinstance(room, int)
+    return Larql(Path(str(options["container"])), threads, room, str(options["activations"]))

@@ -1,0 +1,105 @@
+"""The pool runs every task once, for any number of threads and callers."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from typing import Any
+
+import numpy as np
+import pytest
+
+from larql.kernels import setup
+from larql.kernels.jit import Variant, compiled_address, kernel
+from larql.kernels.memory import load_i64, store_i64
+from larql.kernels.threads import launch, scratch, set_threads, threads
+
+
+@kernel
+def _count(variant: Any, p: int, task: int, worker: int) -> None:
+    place = load_i64(p) + task * 8
+    store_i64(place, load_i64(place) + 1)
+    store_i64(load_i64(p + 8) + task * 8, worker)
+
+
+@pytest.fixture(autouse=True)
+def _restore_threads() -> Any:
+    before = threads()
+    yield
+    set_threads(before)
+
+
+class Counter:
+    """Tasks that count themselves."""
+
+    def __init__(self, tasks: int) -> None:
+        self.counts = np.zeros(tasks + 1, np.int64)
+        self.workers = np.zeros(tasks + 1, np.int64)
+        self.function = compiled_address(_count, Variant(setup.current().level))
+        self.parameters = np.array([a.ctypes.data for a in (self.counts, self.workers)])
+
+    def run(self, tasks: int) -> None:
+        launch(self.function, self.parameters, tasks)
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 16, 64])
+def test_every_task_runs_once(count: int) -> None:
+    set_threads(count)
+    counter = Counter(200)
+    for _ in range(20):
+        counter.run(200)
+    assert (counter.counts[:200] == 20).all()
+    assert counter.counts[200] == 0
+    assert counter.workers.min() >= 0 and counter.workers.max() < count
+
+
+def test_workers_sleep_and_wake() -> None:
+    set_threads(3)
+    counter = Counter(50)
+    counter.run(50)
+    time.sleep(0.05)  # long enough for them to stop spinning
+    start = time.process_time()
+    time.sleep(0.1)
+    assert time.process_time() - start < 0.05
+    counter.run(50)
+    assert (counter.counts[:50] == 2).all()
+
+
+def test_callers_in_several_threads() -> None:
+    set_threads(4)
+    counters = [Counter(37) for _ in range(5)]
+
+    def call(counter: Counter) -> None:
+        for _ in range(300):
+            counter.run(37)
+
+    callers = [threading.Thread(target=call, args=(counter,)) for counter in counters]
+    for caller in callers:
+        caller.start()
+    for caller in callers:
+        caller.join()
+    assert all((counter.counts[:37] == 300).all() for counter in counters)
+
+
+def test_a_forked_child_computes_too() -> None:
+    set_threads(3)
+    counter = Counter(40)
+    counter.run(40)
+    child = os.fork()
+    if child == 0:
+        counter.run(40)
+        os._exit(0 if (counter.counts[:40] == 2).all() else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+def test_scratch_is_separate_for_each_worker() -> None:
+    set_threads(5)
+    address, stride = scratch(1000)
+    assert address % 64 == 0 and stride % 64 == 0 and stride >= 1000
+
+
+def test_thread_counts_out_of_range() -> None:
+    for wrong in (0, 65):
+        with pytest.raises(ValueError, match=f"found {wrong}"):
+            set_threads(wrong)

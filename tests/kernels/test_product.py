@@ -1,0 +1,161 @@
+"""The product of encoded rows and vectors: exact against its twin, and independent of the cut."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from larql.kernels.encodings import BLOCKS
+from larql.kernels.expand import PREPARED
+from larql.kernels.product import product
+from larql.kernels.threads import set_threads, threads
+from tests.kernels.decode import FLOATS, decode, random_rows
+from tests.kernels.same import normal, same
+from tests.naive import kernels as naive
+
+ENCODINGS = tuple(BLOCKS)
+BLOCKED = tuple(name for name in ENCODINGS if name not in FLOATS)
+
+
+def multiply(raw: np.ndarray, encoding: str, x: np.ndarray) -> np.ndarray:  # type: ignore[type-arg]
+    out = np.full((len(x), len(raw)), 7, np.float32)
+    product(raw, encoding, len(raw), x.shape[1], x, out)
+    return out
+
+
+@pytest.mark.parametrize("plain", [True, False], ids=["ordinary", "any bytes"])
+@pytest.mark.parametrize("encoding", ENCODINGS)
+def test_each_encoding_has_the_twins_bits(encoding: str, plain: bool) -> None:
+    raw = random_rows(np.random.default_rng(1), encoding, 7, 512, plain)
+    x = normal(2, 9, 512)
+    weights = np.stack([decode(encoding, row) for row in raw])
+    expected = naive.product(weights, x)
+    assert same(multiply(raw, encoding, x), expected)
+    for c in range(2):
+        assert same(multiply(raw, encoding, x[c : c + 1]), expected[c : c + 1])
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    encoding=st.sampled_from(tuple(FLOATS)),
+    rows=st.integers(1, 21),
+    columns=st.integers(1, 67),
+    count=st.integers(1, 14),
+    seed=st.integers(0, 2**32 - 1),
+)
+def test_odd_shapes_of_floats(
+    encoding: str, rows: int, columns: int, count: int, seed: int
+) -> None:
+    raw = random_rows(np.random.default_rng(seed), encoding, rows, columns)
+    x = normal(seed, count, columns)
+    expected = naive.product(np.stack([decode(encoding, row) for row in raw]), x)
+    assert same(multiply(raw, encoding, x), expected)
+
+
+@settings(deadline=None, max_examples=40)
+@given(
+    encoding=st.sampled_from(BLOCKED),
+    rows=st.integers(1, 40),
+    blocks=st.integers(1, 3),
+    count=st.integers(1, 8),
+    seed=st.integers(0, 2**32 - 1),
+)
+def test_odd_shapes_of_blocks(encoding: str, rows: int, blocks: int, count: int, seed: int) -> None:
+    columns = blocks * BLOCKS[encoding].elements
+    raw = random_rows(np.random.default_rng(seed), encoding, rows, columns)
+    x = normal(seed, count, columns)
+    together = multiply(raw, encoding, x)
+    alone = np.concatenate([multiply(raw, encoding, x[c : c + 1]) for c in range(count)])
+    assert same(together, alone)
+    weights = np.stack([decode(encoding, row) for row in raw[:3]])
+    assert same(np.ascontiguousarray(alone[:, :3]), naive.product(weights, x))
+
+
+@pytest.mark.parametrize("encoding", ["q4_1", "q6_k", "bf16"])
+def test_threads_columns_and_rows_change_no_bit(encoding: str) -> None:
+    raw = random_rows(np.random.default_rng(3), encoding, 203, 1024)
+    x = normal(4, 17, 1024)
+    expected = multiply(raw, encoding, x)
+    before = threads()
+    try:
+        for count in (1, 2, 3, 16):
+            set_threads(count)
+            assert same(multiply(raw, encoding, x), expected)
+            assert same(multiply(raw, encoding, x[5:6]), expected[5:6])
+            for a, b in ((0, 2), (3, 8), (8, 17)):
+                assert same(multiply(raw, encoding, x[a:b]), expected[a:b])
+            part = multiply(raw[100:141], encoding, x)
+            assert same(part, np.ascontiguousarray(expected[:, 100:141]))
+    finally:
+        set_threads(before)
+
+
+@pytest.mark.parametrize("encoding", ENCODINGS)
+def test_nan_and_infinity_are_carried(encoding: str) -> None:
+    raw = random_rows(np.random.default_rng(5), encoding, 4, 256)
+    x = np.abs(normal(6, 3, 256))
+    x[1, 200], x[2, 0] = np.nan, np.inf
+    out = multiply(raw, encoding, x)
+    assert np.isfinite(out[0]).all()
+    assert np.isnan(out[1]).all()
+    assert not np.isfinite(out[2]).any() or (decode(encoding, raw[0])[0] == 0)
+
+
+def test_a_row_whose_scales_do_not_fit_at_once_takes_the_same_sums() -> None:
+    columns = 32 * (PREPARED // 8 + 1)
+    raw = random_rows(np.random.default_rng(7), "q4_1", 5, columns)
+    x = normal(8, 2, columns)
+    expected = naive.product(np.stack([decode("q4_1", row) for row in raw[:1]]), x)
+    assert same(multiply(raw, "q4_1", x)[:, :1].copy(), expected)
+    assert same(multiply(raw, "q4_1", x[:1])[:, :1].copy(), expected[:1])
+
+
+def test_mapped_read_only_bytes_at_an_odd_address(tmp_path: Path) -> None:
+    raw = random_rows(np.random.default_rng(9), "q8_0", 12, 96)
+    path = tmp_path / "weights"
+    path.write_bytes(b"x" + raw.tobytes())
+    mapped = np.memmap(path, np.uint8, "r", 1, raw.size)
+    x, out = normal(10, 1, 96), np.empty((1, 12), np.float32)
+    product(mapped, "q8_0", 12, 96, x, out)
+    assert same(out, multiply(raw, "q8_0", x))
+    product(np.asarray(mapped).reshape(12, -1), "q8_0", 12, 96, x, out)
+    assert same(out, multiply(raw, "q8_0", x))
+
+
+def test_nothing_to_do() -> None:
+    raw = random_rows(np.random.default_rng(0), "f32", 3, 16)
+    product(raw, "f32", 3, 16, np.empty((0, 16), np.float32), np.empty((0, 3), np.float32))
+    product(raw[:0], "f32", 0, 16, normal(1, 1, 16), np.empty((1, 0), np.float32))
+
+
+def refused(match: str, **change: object) -> None:
+    operands: dict[str, object] = {
+        "weight": np.zeros(2 * 34, np.uint8),
+        "encoding": "q8_0",
+        "rows": 2,
+        "columns": 32,
+        "x": np.zeros((1, 32), np.float32),
+        "out": np.zeros((1, 2), np.float32),
+    }
+    operands |= change
+    with pytest.raises(ValueError, match=match):
+        product(*operands.values())  # type: ignore[arg-type]
+
+
+def test_operands_that_do_not_fit_are_refused() -> None:
+    refused("no kernel reads the encoding 'iq2_xxs'", encoding="iq2_xxs")
+    refused("33 columns are no multiple of the block of 32", columns=33)
+    refused("weight must be 68 contiguous bytes", weight=np.zeros(67, np.uint8))
+    refused("weight bytes must be contiguous uint8", weight=np.zeros(68, np.int8))
+    refused("weight must be 68 contiguous", weight=np.zeros((2, 35), np.uint8)[:, :34])
+    refused("x must be contiguous float32", x=np.zeros((1, 32)))
+    refused("x must be contiguous float32", x=np.zeros((1, 64), np.float32)[:, ::2])
+    refused("x must be contiguous float32", x=np.zeros((1, 33), np.float32))
+    refused("out must be contiguous float32", out=np.zeros((2, 2), np.float32))
+    fixed = np.zeros((1, 2), np.float32)
+    fixed.flags.writeable = False
+    refused("out must be writable", out=fixed)
