@@ -230,16 +230,6 @@ def _kernels(findings: list[Finding]) -> Facts:
         advice = "correct or unset the variable it names"
         findings.append(Finding("broken", "kernels", str(error), advice))
         return {}
-    if facts["threading_layer"] == "workqueue":
-        findings.append(
-            Finding(
-                "note",
-                "threading layer",
-                "workqueue: entering a parallel region is slow, and concurrent runs in one "
-                "process take turns",
-                "install a numba with OpenMP (the wheels for Linux have it)",
-            )
-        )
     if facts["isa"] != facts["isa_host"]:
         findings.append(
             Finding(

@@ -12,8 +12,8 @@ from larql.kernels import setup
 from larql.kernels.jit import Variant, compiled_address, device, kernel
 from larql.kernels.memory import call_kernel, load_f32, load_i64, words
 from larql.kernels.outer import WIDTH, outer_tile
-from larql.kernels.shape import narrow_rows, tile_rows
-from larql.kernels.softmax import BLOCK, copy_values, scores, transpose_keys, weigh
+from larql.kernels.shape import narrow_rows
+from larql.kernels.softmax import BLOCK, copy_values, tiles, transpose_keys, weigh
 
 __all__ = ["block_rows", "block_rows_address", "first_seen"]
 
@@ -44,15 +44,15 @@ def _rows(variant: Any, p: int, job: int, unused: int) -> None:
     score = transposed + BLOCK * dims * 4
     copied = score + rows * BLOCK * 4
     first = b * BLOCK
-    transpose_keys(keys + head * dims * 4, kv_heads * dims * 4, capacity, first, dims, transposed)
-    scores(variant, queries, dims, transposed, rows, score)
-    stride = kv_heads * value_dims * 4
+    head_keys, key_stride = keys + head * dims * 4, kv_heads * dims * 4
+    head_values, stride = values + head * value_dims * 4, kv_heads * value_dims * 4
+    for part in range(0, BLOCK, 16):
+        transpose_keys(head_keys, key_stride, capacity, first, dims, transposed, part)
+    tiles(variant, queries, dims * 4, rows, transposed, BLOCK * 4, dims, score, BLOCK * 4)
     row = first % capacity
-    source = values + head * value_dims * 4 + row * stride
+    source = head_values + row * stride
     if value_dims != padded or row + BLOCK > capacity:
-        copy_values(
-            values + head * value_dims * 4, stride, capacity, first, value_dims, copied, padded
-        )
+        copy_values(head_values, stride, capacity, first, value_dims, copied, padded)
         source, stride = copied, padded * 4
     full = True
     for r in range(rows):
@@ -64,13 +64,10 @@ def _rows(variant: Any, p: int, job: int, unused: int) -> None:
             weigh(score + r * BLOCK * 4, low, high, scale, cap, partial + r * partial_step)
     for d in range(0, padded, WIDTH):
         if full:
-            r = 0
-            while r < rows:
-                outer_tile(
-                    variant, score + r * BLOCK * 4, BLOCK * 4, rows - 1 - r, source + d * 4, stride,
-                    BLOCK, partial + r * partial_step + 64 + d * 4, partial_step,
-                )  # fmt: skip
-                r += tile_rows(variant)
+            tiles(
+                variant, score, BLOCK * 4, rows, source + d * 4, stride, BLOCK,
+                partial + 64 + d * 4, partial_step,
+            )  # fmt: skip
         else:
             for r in range(rows):
                 position = start + first_token + r // group

@@ -19,7 +19,7 @@ from larql.kernels.jit import device
 from larql.kernels.math import exp, tanh
 from larql.kernels.memory import load, load_f32, store, store_f32
 from larql.kernels.outer import outer_tile, transpose
-from larql.kernels.shape import tile_rows
+from larql.kernels.shape import halved_rows, tile_rows
 from larql.kernels.vector import (
     first_lane,
     fma,
@@ -30,7 +30,7 @@ from larql.kernels.vector import (
     splat,
 )
 
-__all__ = ["BLOCK", "copy_values", "merge", "scores", "transpose_keys", "weigh"]
+__all__ = ["BLOCK", "copy_values", "merge", "tiles", "transpose_keys", "weigh"]
 
 BLOCK = 64
 _ZERO = np.float32(0)
@@ -39,29 +39,27 @@ _LEAST = np.float32(-np.inf)
 
 @device
 def transpose_keys(
-    keys: int, stride: int, capacity: int, first: int, dims: int, target: int
+    keys: int, stride: int, capacity: int, first: int, dims: int, target: int, part: int
 ) -> None:
-    """Write the keys of positions first … first + 63 to target [dims, 64].
+    """Write the keys of positions first + part … first + part + 15 to target [dims, 64].
 
     `keys` is the address of one head's row 0, rows are `stride` bytes apart, and position p is in
-    row p mod `capacity`.
+    row p mod `capacity`. `first` is a multiple of 64.
     """
     whole = dims // 16 * 16
-    for group in range(0, BLOCK, 16):
-        row = (first + group) % capacity
-        if row + 16 <= capacity:
-            for d in range(0, whole, 16):
-                transpose(
-                    keys + row * stride + d * 4, stride, target + (d * BLOCK + group) * 4, BLOCK * 4
-                )
-            rest = whole
-        else:
-            rest = 0
-        if rest < dims:
-            for j in range(group, group + 16):
-                source = keys + (first + j) % capacity * stride
-                for d in range(rest, dims):
-                    store_f32(target + (d * BLOCK + j) * 4, load_f32(source + d * 4))
+    row = (first + part) % capacity
+    rest = 0
+    if row + 16 <= capacity:
+        for d in range(0, whole, 16):
+            transpose(
+                keys + row * stride + d * 4, stride, target + (d * BLOCK + part) * 4, BLOCK * 4
+            )
+        rest = whole
+    if rest < dims:
+        for j in range(part, part + 16):
+            source = keys + (first + j) % capacity * stride
+            for d in range(rest, dims):
+                store_f32(target + (d * BLOCK + j) * 4, load_f32(source + d * 4))
 
 
 @device
@@ -79,14 +77,24 @@ def copy_values(
 
 
 @device
-def scores(variant: Any, q: int, dims: int, keys: int, rows: int, out: int) -> None:
-    """Write the raw products of `rows` query rows with a transposed key block."""
+def tiles(
+    variant: Any, a: int, a_stride: int, rows: int, b: int, b_stride: int, count: int, out: int,
+    out_stride: int,
+) -> None:  # fmt: skip
+    """Write `outer_tile` of `rows` rows, in whole tiles and a half one."""
     row = 0
     while row < rows:
-        outer_tile(
-            variant, q + row * dims * 4, dims * 4, rows - 1 - row, keys, BLOCK * 4, dims,
-            out + row * BLOCK * 4, BLOCK * 4,
-        )  # fmt: skip
+        left = rows - row
+        if 2 * left <= tile_rows(variant):
+            outer_tile(
+                halved_rows(variant), a + row * a_stride, a_stride, left - 1, b, b_stride, count,
+                out + row * out_stride, out_stride,
+            )  # fmt: skip
+        else:
+            outer_tile(
+                variant, a + row * a_stride, a_stride, left - 1, b, b_stride, count,
+                out + row * out_stride, out_stride,
+            )  # fmt: skip
         row += tile_rows(variant)
 
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 import io
 import json
 import os
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +26,7 @@ from tests.builders.models import (
 LLAMA = LlamaSpec(layers=3, tokenizer=True, bos=True)
 
 
-@dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True)
 class Answer:
     """What one run of a command left behind."""
 
@@ -82,12 +82,13 @@ def cli(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> 
 def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A directory of models; never written to by tests.
 
-    ``llama`` and ``gemma`` (checkpoints), ``llama.gguf``, and the same as ``*.vindex3``.
+    ``llama`` and ``gemma`` (checkpoints), ``llama.gguf`` (in blocks of 8 bits), and each of them
+    as ``*.vindex3``.
     """
     at = tmp_path_factory.mktemp("models")
     write_llama_safetensors(at / "llama", LLAMA)
     write_gemma_safetensors(at / "gemma", GemmaSpec())
-    write_llama_gguf(at / "llama.gguf", LLAMA)
+    write_llama_gguf(at / "llama.gguf", dataclasses.replace(LLAMA, gguf_type="q8_0"))
     for name in ("llama", "gemma", "llama.gguf"):
         make_container(at / name, at / f"{name}.vindex3")
     # A first run tells that it compiles, which would come between what tests look for.

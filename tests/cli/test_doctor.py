@@ -24,7 +24,7 @@ def test_it_reports_what_is_here(larql_process: Run, tmp_path: Path) -> None:
     assert report["system"]["cores_usable"] >= 1
     assert report["system"]["memory_bytes"] > 10**8
     assert report["kernels"]["isa"] in {"avx512", "avx2", "portable"}
-    assert report["kernels"]["threading_layer"] in {"omp", "workqueue"}
+    assert report["kernels"]["threading_layer"] == "pool"
     assert report["cache"]["directory"] == str(tmp_path / "new")
     assert report["cache"]["models_entries"] == 0
     assert report["environment"]["LARQL_CACHE_DIR"] == str(tmp_path / "new")

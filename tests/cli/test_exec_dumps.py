@@ -139,6 +139,25 @@ def test_neither_threads_nor_chunks_nor_context_nor_depth_change_a_bit(
     assert len(found) == 1
 
 
+def test_rounded_activations_have_bits_of_their_own(models: Path, tmp_path: Path, cli: Run) -> None:
+    container = models / "llama.gguf.vindex3"
+    found: dict[str, set[bytes]] = {"f32": set(), "q8": set()}
+    path = tmp_path / "a.f32"
+    for kind, dumps in found.items():
+        for variant in ("--threads 1", "--threads 3 --chunk 1", "--chunk 3", "--draft-depth 3"):
+            options = (*TOKENS, "--activations", kind, *variant.split(), "--logit-dump", path)
+            cli("exec", container, *options).ok()
+            dumps.add(path.read_bytes())
+            assert read_json(tmp_path / "a.f32.json")["activations"] == kind
+    assert [len(dumps) for dumps in found.values()] == [1, 1]
+    assert found["f32"] != found["q8"]
+    at = tmp_path / "planes"
+    cli("exec", container, *TOKENS, "--activations", "q8", "--dump-layers", at).ok()
+    assert (at / "logits.npy").read_bytes().endswith(path.read_bytes())
+    answer = cli("exec", container, *TOKENS, "--dump-layers", at, "--resume")
+    assert "was begun with another numerics" in answer.problem
+
+
 def test_a_shallower_draft_is_another_model(llama: Path, tmp_path: Path, cli: Run) -> None:
     dumps = []
     for depth in (1, 2, 3):

@@ -143,6 +143,14 @@ def test_the_dump_and_its_sidecar(llama: Path, text: Path, tmp_path: Path, cli: 
     assert dump.read_bytes() != first
 
 
+def test_rounded_activations_are_said_to_be(models: Path, text: Path, cli: Run) -> None:
+    container = models / "llama.gguf.vindex3"
+    for command, *rest in (("perplexity", text, "--window", "16"), ("run", "the", "-n", "2")):
+        for kind in ("f32", "q8"):
+            report = cli(command, container, *rest, "--activations", kind, "--json").ok().json
+            assert report["provenance"]["activations"] == kind
+
+
 def test_perplexity_for_people(llama: Path, text: Path, cli: Run) -> None:
     answer = cli("perplexity", llama, text, *REFERENCE, "--window", "32", "--max-tokens", "40").ok()
     names = [line.split("  ")[0] for line in answer.out.splitlines()]

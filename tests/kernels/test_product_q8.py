@@ -51,12 +51,14 @@ def test_rounding_of_extremes() -> None:
         np.nan,
         -np.inf,
         (3e38, -3e38),
-        -2e-44,
+        -190 * 2.0**-149,
     )
     found = quantize_rows(x)
     assert np.isnan(found.scales[0, 1:3]).all() and np.isfinite(found.scales[0, [0, 3, 4]]).all()
     assert (found.values[0, 32:96] == 0).all()
     assert found.values[0, 96:98].tolist() == [127, -127]
+    # 190 steps of the least number over a scale of one such step
+    assert found.values[0, 128] == -127
     assert np.abs(found.values.astype(int)).max() <= 127
 
 

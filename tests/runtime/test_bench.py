@@ -392,7 +392,7 @@ def test_larqls_arm_goes_back_as_if_nothing_had_happened(containers: dict[str, C
 def test_larqls_arm_computes_with_the_activations_it_was_asked_for(
     containers: dict[str, Container],
 ) -> None:
-    with pytest.raises(LarqlError, match="--activations q7"):
+    with pytest.raises(LarqlError, match="--activations 'q7'"):
         Larql(containers["llama"].path, 2, 4, "q7")
 
 

@@ -587,7 +587,7 @@ def test_no_room_for_a_file(hub: HubServer, tmp_path: Path, larql_cache: Path) -
     assert (done.returncode, done.stdout) == (2, "")
     assert "File too large; free some space or set HF_HOME" in done.stderr
     assert len(done.stderr.splitlines()) == 1
-    assert not list((tmp_path / "hf-home").rglob("*.incomplete"))
+    assert not list((tmp_path / "hf-home").rglob("*.gguf"))
 
 
 def test_an_interruption_takes_effect_at_once(hub: HubServer, tmp_path: Path) -> None:

