@@ -232,14 +232,28 @@ def _cache_key(level: str) -> str:
     return found.hexdigest()[:24]
 
 
+def _user_root() -> Path | None:
+    """Return where kernels are kept unless told otherwise; None for a user without a home."""
+    given = os.environ.get("LARQL_CACHE_DIR")
+    if given:
+        return Path(given) / "kernels"
+    home = os.environ.get("XDG_CACHE_HOME")
+    try:
+        return (Path(home) if home else Path.home() / ".cache") / "larql" / "kernels"
+    except RuntimeError:
+        return None
+
+
 def _cache_directory(root: Path | None, level: str) -> Path | None:
+    root = _user_root() if root is None else root
     if root is None:
-        given = os.environ.get("LARQL_CACHE_DIR")
-        home = os.environ.get("XDG_CACHE_HOME")
-        if given:
-            root = Path(given) / "kernels"
-        else:
-            root = (Path(home) if home else Path.home() / ".cache") / "larql" / "kernels"
+        warnings.warn(
+            "compiled kernels cannot be kept (the user has no home directory): this and every "
+            "later run compiles them again; set LARQL_CACHE_DIR to a writable directory",
+            KernelCacheWarning,
+            stacklevel=3,
+        )
+        return None
     directory = root.absolute() / f"{level}-{_cache_key(level)}"
     try:
         directory.mkdir(parents=True, exist_ok=True)

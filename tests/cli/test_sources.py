@@ -190,6 +190,11 @@ def test_without_a_home(llama: Path, models: Path, tmp_path: Path) -> None:
     ):
         done = run(*arguments)
         assert (done.returncode, done.stderr) == (0, "")
+    done = run("exec", llama, "--tokens", "1")
+    assert done.returncode == 0
+    warned = [line for line in done.stderr.splitlines() if "warning" in line]
+    assert len(warned) == 1
+    assert "the user has no home directory" in warned[0]
     for arguments in (("exec", models / "llama", *TOKENS), ("cache", "ls")):
         done = run(*arguments)
         assert done.returncode == 2
