@@ -13,13 +13,13 @@ from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 import typer
 
 from larql import __version__
 from larql.cli import installation, render
-from larql.cli.output import output_of
+from larql.cli.output import Output, output_of
 from larql.errors import CheckFailed, LarqlError
 
 __all__ = ["command"]
@@ -68,7 +68,18 @@ class Finding:
     advice: str
 
 
-def command(ctx: typer.Context) -> None:
+Warm = Annotated[
+    str | None,
+    typer.Option(
+        "--warm",
+        metavar="MODEL",
+        help="Also compile the kernels that this model needs, under both activation policies.",
+        show_default=False,
+    ),
+]
+
+
+def command(ctx: typer.Context, warm: Warm = None) -> None:
     """Report what this machine and installation offer.
 
     Versions, instruction set, threads, memory, cache and the environment variables that change
@@ -79,9 +90,13 @@ def command(ctx: typer.Context) -> None:
     --------
     larql doctor
     larql doctor --json | jq .kernels
+
+    larql doctor --warm model.vindex3
     """
     output = output_of(ctx)
     environment = _environment()  # before the kernels' setup adds to it
+    if warm is not None:
+        _warm(warm, output)
     findings: list[Finding] = []
     sections: dict[str, Facts] = {
         "versions": _versions(findings),
@@ -100,6 +115,19 @@ def command(ctx: typer.Context) -> None:
             f"{len(broken)} of the things larql needs do not work: "
             + ", ".join(finding.what for finding in broken)
         )
+
+
+def _warm(model: str, output: Output) -> None:
+    """Compile what a model needs; how long it took goes to standard error."""
+    from larql.cli.models import open_model
+
+    container = open_model(model, output)
+    from larql.runtime.run import RunOptions, open_run
+    from larql.runtime.warm import warm
+
+    for activations in ("f32", "q8"):
+        seconds = warm(open_run(container, RunOptions(activations=activations)))
+        render.notice(output, f"kernels for {activations} activations: {seconds:.1f} s")
 
 
 def _print(sections: Mapping[str, Facts], findings: list[Finding]) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from larql.cli import render
@@ -43,19 +42,10 @@ def start_run(container: Container, options: RunOptions, output: Output) -> Run:
         As :func:`larql.runtime.run.open_run` does.
     """
     from larql.runtime.run import open_run
+    from larql.runtime.warm import is_warm, warm
 
-    if options.backend == "production":
-        _tell_of_compiling(options.threads, output)
-    return open_run(container, options)
-
-
-def _tell_of_compiling(threads: int | None, output: Output) -> None:
-    from larql.kernels import setup
-
-    # What is wrong with the setup, opening the run says.
-    with suppress(ValueError, RuntimeError, OSError):
-        kept = setup.configure(threads).cache_directory
-        if kept is not None and not any(kept.iterdir()):
-            render.notice(
-                output, "compiling the kernels for this machine, once; it can take a minute"
-            )
+    run = open_run(container, options)
+    if not is_warm(run):
+        render.notice(output, "compiling the kernels for this machine, once; it can take a minute")
+        render.notice(output, f"compiled in {warm(run):.1f} s")
+    return run

@@ -18,7 +18,7 @@ import pytest
 
 from larql.errors import FetchError, UsageError
 from larql.format.source import hub as hub_module
-from larql.format.source.hub import HubName, parse_hub_name
+from larql.format.source.hub_name import HubName, parse_hub_name
 from larql.format.source.locate import locate
 from tests.builders.hub_server import HubServer
 from tests.source.conftest import Recorder

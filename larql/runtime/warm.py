@@ -1,0 +1,75 @@
+"""Compiling, before the first token, the kernels that a run needs."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import time
+from pathlib import Path
+
+from larql.format.graph import DenseFfn, SoftmaxAttention
+from larql.runtime.run import Run
+from larql.runtime.session import Session
+
+__all__ = ["is_warm", "warm"]
+
+# More than one block of keys, so that attention over several is compiled as well.
+_POSITIONS = 70
+
+
+def is_warm(run: Run) -> bool:
+    """Return whether the kernels that a run needs are compiled and kept.
+
+    A run on the reference backend needs none. Where compiled kernels cannot be kept there is
+    nothing to do beforehand either.
+    """
+    marker = _marker(run)
+    return marker is None or marker.exists()
+
+
+def warm(run: Run) -> float:
+    """Compile, or load, every kernel that a run needs, by running a few tokens.
+
+    Returns
+    -------
+    float
+        Seconds that it took.
+    """
+    began = time.perf_counter()
+    if run.prepared.plan.embeds:
+        session = Session(run.prepared, _POSITIONS + 2)
+        carrier = session.advance([0] * _POSITIONS)
+        session.logits(carrier[-3:])
+        session.step([0])
+        session.step([0])
+    marker = _marker(run)
+    if marker is not None:
+        with contextlib.suppress(OSError):
+            marker.touch()
+    return time.perf_counter() - began
+
+
+def _marker(run: Run) -> Path | None:
+    """Return the file that says that kernels for runs of this kind are kept."""
+    if run.prepared.backend.name != "production":
+        return None
+    from larql.kernels import setup
+
+    directory = setup.current().cache_directory
+    if directory is None:
+        return None
+    plan, operands = run.prepared.plan, run.container.operands
+    kinds = {run.prepared.backend.activations}
+    kinds |= {f"encoding {operands[c.name].encoding.name}" for c in plan.contracts()}
+    for layer in plan.layers:
+        for block in layer.blocks:
+            mixer = block.mixer
+            if isinstance(mixer, SoftmaxAttention):
+                rope = "none" if mixer.rope is None else mixer.rope.layout
+                kinds |= {f"rope {rope}", f"q {mixer.q.bias is not None} {mixer.q_norm is None}"}
+            elif isinstance(mixer, DenseFfn):
+                kinds.add(f"ffn {mixer.activation} {mixer.gate is None} {mixer.up.bias is None}")
+            kinds |= {f"norm {n.kind}" for n in (block.norm, block.post_norm) if n is not None}
+    name = hashlib.sha256(json.dumps(sorted(kinds)).encode()).hexdigest()[:16]
+    return directory / f"warm-{name}"
