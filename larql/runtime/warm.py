@@ -50,13 +50,17 @@ def warm(run: Run) -> float:
     return time.perf_counter() - began
 
 
+def _kept_in() -> Path | None:
+    from larql.kernels import setup
+
+    return setup.current().cache_directory
+
+
 def _marker(run: Run) -> Path | None:
     """Return the file that says that kernels for runs of this kind are kept."""
     if run.prepared.backend.name != "production":
         return None
-    from larql.kernels import setup
-
-    directory = setup.current().cache_directory
+    directory = _kept_in()
     if directory is None:
         return None
     plan, operands = run.prepared.plan, run.container.operands

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
 from pathlib import Path
 
 import pytest
 
 from larql.format.container import Container
-from larql.kernels import setup
 from larql.runtime.run import RunOptions, open_run
 from larql.runtime.warm import is_warm, warm
 
@@ -16,10 +14,7 @@ from larql.runtime.warm import is_warm, warm
 @pytest.fixture
 def markers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A directory of its own for the marks of what has been compiled."""
-    chosen = setup.current()
-    monkeypatch.setattr(
-        setup, "current", lambda: dataclasses.replace(chosen, cache_directory=tmp_path)
-    )
+    monkeypatch.setattr("larql.runtime.warm._kept_in", lambda: tmp_path)
     return tmp_path
 
 
