@@ -74,6 +74,14 @@ def _loader(kind: str, typingctx: Any, address: Any) -> Any:
     return (numba_type(types.int64), emit) if isinstance(address, types.Integer) else None
 
 
+def _storer(kind: Any) -> Any:
+    def emit(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        write(builder, args[1], args[0])
+        return context.get_dummy_value()
+
+    return types.void(types.int64, kind), emit
+
+
 @instruction
 def address_of(typingctx: Any, array: Any) -> Any:
     """Return the address of an array's first element."""
@@ -106,34 +114,19 @@ def load_i64(typingctx: Any, address: Any) -> Any:
 @instruction
 def store_f32(typingctx: Any, address: Any, value: Any) -> Any:
     """Write one float32."""
-
-    def emit(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-        write(builder, args[1], args[0])
-        return context.get_dummy_value()
-
-    return types.void(types.int64, types.float32), emit
+    return _storer(types.float32)
 
 
 @instruction
 def store_f64(typingctx: Any, address: Any, value: Any) -> Any:
     """Write one float64."""
-
-    def emit(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-        write(builder, args[1], args[0])
-        return context.get_dummy_value()
-
-    return types.void(types.int64, types.float64), emit
+    return _storer(types.float64)
 
 
 @instruction
 def store_i64(typingctx: Any, address: Any, value: Any) -> Any:
     """Write one int64."""
-
-    def emit(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-        write(builder, args[1], args[0])
-        return context.get_dummy_value()
-
-    return types.void(types.int64, types.int64), emit
+    return _storer(types.int64)
 
 
 @instruction
@@ -149,12 +142,7 @@ def load(typingctx: Any, address: Any) -> Any:
 @instruction
 def store(typingctx: Any, address: Any, value: Any) -> Any:
     """Write 16 float32."""
-
-    def emit(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-        write(builder, args[1], args[0])
-        return context.get_dummy_value()
-
-    return types.void(types.int64, F32), emit
+    return _storer(F32)
 
 
 def _partly(builder: Any, source: Any, target: Any, count: Any) -> None:
