@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -55,6 +56,9 @@ FOUND_MODELS = pytest.StashKey[dict[str, Path]]()
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    # A shell starts background jobs with interrupts ignored, and children would inherit that.
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     config.stash[FOUND_MODELS] = {
         name: path for name, model in REAL_MODELS.items() if (path := _find(model)) is not None
     }
