@@ -76,6 +76,8 @@ def tokenizer_of(container: Container) -> TextTokenizer:
 
     prefix = "warning: no tokenizer is carried: "
     reasons = [n.removeprefix(prefix) for n in container.index.notes if n.startswith(prefix)]
+    for name in container.text_files():
+        container.check_bytes(name)
     return load_tokenizer(container.text_files(), reason=reasons[0] if reasons else None)
 
 

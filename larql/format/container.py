@@ -8,9 +8,10 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-from larql.errors import BindingDefect, ContainerError, LarqlError, UsageError
+from larql.errors import BindingDefect, ContainerError, LarqlError, SourceError, UsageError
 from larql.format.atomic import recover
 from larql.format.closure import Defect, check_closure, check_geometry
+from larql.format.digest import sha256_of
 from larql.format.generation import Generation, generation_of
 from larql.format.graph import Component, Graph
 from larql.format.graph_json import graph_from_json
@@ -77,6 +78,7 @@ class Container:
         _schema, document = read_index_document(path)
         self.index: Index = index_from_json(document, str(path / INDEX_NAME))
         self._segments: dict[str, Segment] = {}
+        self._checked: set[str] = set()
 
     @property
     def generation(self) -> Generation:
@@ -100,7 +102,41 @@ class Container:
         if self.index.system_graph is None:
             raise ContainerError(f"{self.path}: has no system graph; it cannot be executed")
         path = self.path / self.index.system_graph
-        return graph_from_json(load_json(path), str(path))
+        document = load_json(path)
+        self.check_bytes(self.index.system_graph)
+        return graph_from_json(document, str(path))
+
+    def check_bytes(self, name: str) -> None:
+        """Refuse a file whose bytes are not those that the index vouches for.
+
+        The hash of a file that has not changed since is remembered between runs, so that a
+        container is hashed once and not at every command.
+
+        Parameters
+        ----------
+        name : str
+            As the index lists it.
+
+        Raises
+        ------
+        ContainerError
+            If the file is missing, unreadable, unlisted, or has other bytes.
+        """
+        if name in self._checked:
+            return
+        entry = self.index.files.get(name)
+        if entry is None:
+            raise ContainerError(f"{self.path / name}: is not listed in the index's `files`")
+        try:
+            found = sha256_of(self.path / name)
+        except SourceError as error:
+            raise ContainerError(str(error)) from None
+        if found != entry.sha256:
+            raise ContainerError(
+                f"{self.path / name}: has sha256 {found}, the index vouches for {entry.sha256}; "
+                f"the file is damaged, extract the model again"
+            )
+        self._checked.add(name)
 
     def component(self, name: str) -> Component:
         """Return a component by id.
@@ -174,7 +210,8 @@ def verify_container(container: Container, progress: Progress) -> list[Defect]:
     except LarqlError as error:
         path = container.path / index.system_graph
         unreadable = Defect(index.system_graph, str(error).removeprefix(f"{path}: "))
-        return defects if unreadable in defects else [*defects, unreadable]
+        known = any(defect.where == index.system_graph for defect in defects)
+        return defects if known else [*defects, unreadable]
     for name, stated, meant in (
         ("hidden_size", index.hidden_size, graph.components[0].hidden_size),
         ("num_layers", index.num_layers, len(graph.components[0].layers)),

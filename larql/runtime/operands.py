@@ -69,8 +69,8 @@ class OperandStore:
         Raises
         ------
         BindingDefect
-            If the operand is not in the container, has another shape, or its segment is missing
-            or contradicts the index.
+            If the operand is not in the container, has another shape, or its segment is missing,
+            damaged or contradicts the index.
         """
         representation = self.container.operands.get(name)
         if representation is None:
@@ -85,6 +85,7 @@ class OperandStore:
         try:
             segment = self.container.segment(representation.segment)
             segment.check(representation.tensor, representation.encoding, shape)
+            self.container.check_bytes(representation.segment)
             data = segment.bytes_of(representation.tensor)
         except ContainerError as error:
             raise BindingDefect(f"operand {name}: {error}") from error

@@ -31,6 +31,7 @@ from larql.format.graph import (
 )
 from larql.format.graph_json import graph_from_json, graph_to_json
 from larql.format.index import dump_json
+from tests.builders.containers import vouch_for
 from tests.builders.mutate import WRONG, paths, removed, replaced, value_at
 
 NORM = Norm(kind="rms", width=8, eps=1e-5, offset=1.0, weight="n/w")
@@ -373,6 +374,7 @@ def test_a_container_reads_its_graph_strictly(damaged: Path) -> None:
     ):
         assert changed != text
         graph.write_text(changed)
+        vouch_for(damaged, "system_graph.json")
         with pytest.raises(ContainerError, match=words) as caught:
             _ = Container(damaged).graph
         assert str(graph) in str(caught.value)
