@@ -429,9 +429,14 @@ def test_a_residual_scale_applies_to_both_blocks(one_layer: Path, tmp_path: Path
 
 def test_softcaps_bound_scores_and_logits(tmp_path: Path) -> None:
     spec = GemmaSpec()
-    config = {"attn_logit_softcapping": 2.0, "final_logit_softcapping": 1.5}
-    source = write_gemma_safetensors(tmp_path / "m", spec, config=config)
-    found = logits(make_container(source, tmp_path / "out"))
+    source = write_gemma_safetensors(tmp_path / "m", spec, config={"final_logit_softcapping": 1.5})
+
+    def cap_scores(graph: Any) -> None:
+        for layer in graph["components"][0]["layers"]:
+            layer["blocks"][0]["mixer"]["softcap"] = 2.0
+
+    made = make_container(source, tmp_path / "out")
+    found = logits(Container(edit_graph(made.path, cap_scores)))
     numbers = replace(gemma_numbers(spec), attention_softcap=2.0, logit_softcap=1.5)
     assert difference(found, forward(gemma_weights(spec), numbers, TOKENS)) < CLOSE
     assert np.abs(found).max() < 1.5

@@ -247,6 +247,9 @@ def test_layer_types_decide_where_they_are_stated(tmp_path: Path) -> None:
     spec = GemmaSpec(layers=3, style="new")
     types = [FULL, SLIDING, FULL]
     assert windows(with_config(tmp_path, spec, layer_types=types)) == [None, 4, None]
+    # What is written beside every list, with its default, does not contradict it.
+    path = with_config(tmp_path / "b", spec, layer_types=types, _sliding_window_pattern=6)
+    assert windows(path) == [None, 4, None]
 
 
 @pytest.mark.parametrize(
@@ -258,7 +261,8 @@ def test_layer_types_decide_where_they_are_stated(tmp_path: Path) -> None:
         ({"layer_types": "sliding"}, "not an array of strings"),
         ({"layer_types": [1] * 6}, "not an array of strings"),
         ({"sliding_window_pattern": 2}, "`layer_types`"),
-        ({"_sliding_window_pattern": 2}, "`layer_types`"),
+        ({"sliding_window": None}, "without a window"),
+        ({"attn_logit_softcapping": 50.0}, "`attn_logit_softcapping`"),
         ({"sliding_window_pattern": 0}, "`sliding_window_pattern`"),
         ({"sliding_window": 0}, "`sliding_window`"),
         ({"sliding_window": "wide"}, "`sliding_window`"),
@@ -301,9 +305,8 @@ def test_the_query_scale_of_a_gguf_file_follows_its_size(tmp_path: Path) -> None
 
 
 def test_softcaps_are_read(tmp_path: Path) -> None:
-    path = with_config(tmp_path, attn_logit_softcapping=50.0, final_logit_softcapping=30.0)
-    component = target(path)
-    assert attentions(component)[0].softcap == 50.0
+    component = target(with_config(tmp_path, final_logit_softcapping=30.0))
+    assert attentions(component)[0].softcap is None
     assert component.head.softcap == 30.0
     component = target(with_metadata(tmp_path, {"final_logit_softcapping": f32(30.0)}))
     assert component.head.softcap == 30.0

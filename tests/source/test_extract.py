@@ -260,7 +260,6 @@ def test_the_other_text_files_are_carried_without_a_tokenizer(tmp_path: Path) ->
 def test_a_hostile_vocabulary_is_no_crash(tmp_path: Path) -> None:
     hostile: dict[str, object] = {
         "token_type": Typed("i32", [99] * 256),
-        "eos_token_id": u32(300),
         "tokens": ["same"] * 256,
         "merges": ["no-space"],
     }
@@ -269,6 +268,29 @@ def test_a_hostile_vocabulary_is_no_crash(tmp_path: Path) -> None:
         source = write_llama_gguf(tmp_path / f"{key}.gguf", T0, metadata=metadata)
         done = extract_to(source, tmp_path / f"{key}.out")
         assert any(note.startswith("warning: no tokenizer") for note in done.notes)
+
+
+@pytest.mark.parametrize("ids", [300, -5, "x", [2, 256], True])
+def test_an_end_id_that_is_no_token_is_refused(tmp_path: Path, ids: object) -> None:
+    source = write_llama_safetensors(tmp_path / "m", T0, config={"eos_token_id": ids})
+    with pytest.raises(CompileError, match=r"`eos_token_id` is .*expected token ids from 0 to 255"):
+        extract_to(source, tmp_path / "out")
+
+
+def test_a_key_of_the_tokenizer_that_nobody_knows_is_told(tmp_path: Path) -> None:
+    metadata = {"tokenizer.ggml.eos_token_iX": u32(2)}
+    source = write_llama_gguf(tmp_path / "m.gguf", T0, metadata=metadata)
+    notes = extract_to(source, tmp_path / "out").notes
+    assert any("`tokenizer.ggml.eos_token_iX` is unknown" in note for note in notes)
+
+
+@pytest.mark.parametrize("text", ['{"version":', "{}", "[]", "", '{"model": 1'])
+def test_a_tokenizer_that_cannot_be_one_is_told_and_left(tmp_path: Path, text: str) -> None:
+    source = write_llama_safetensors(tmp_path / "m", LlamaSpec(tokenizer=True))
+    (source / "tokenizer.json").write_text(text)
+    done = extract_to(source, tmp_path / "out")
+    assert any(note.startswith("warning: no tokenizer is carried") for note in done.notes)
+    assert not (tmp_path / "out" / "tokenizer.json").exists()
 
 
 # --- refusals ---------------------------------------------------------------------------------

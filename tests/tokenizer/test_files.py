@@ -40,6 +40,7 @@ def names(files: dict[str, TokenizerFile]) -> set[str]:
 
 def test_files_beside_weights_are_carried_byte_for_byte(tmp_path: Path) -> None:
     data = {name: f"{name}\r\n\xff".encode("latin-1") * 200_000 for name in ALL_NAMES}
+    data["tokenizer.json"] = b'{"model": "' + b"\xc3\xa9\r" * 500_000 + b'"}\n'
     checkpoint = directory(tmp_path, **data, **{"vocab.json": b"{}", "LICENSE": b"x"})
     files = dict(tokenizer_files(checkpoint))  # type: ignore[arg-type]
     assert names(files) == set(ALL_NAMES)
@@ -73,7 +74,7 @@ def test_a_pointer_in_place_of_a_file_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_file_that_vanishes_before_it_is_written_is_refused(tmp_path: Path) -> None:
-    checkpoint = directory(tmp_path, **{"tokenizer.json": b"{}"})
+    checkpoint = directory(tmp_path, **{"tokenizer.json": b'{"model": {}}'})
     file = tokenizer_files(checkpoint)["tokenizer.json"]  # type: ignore[arg-type]
     (tmp_path / "tokenizer.json").unlink()
     with pytest.raises(TokenizerError, match="no such file"):

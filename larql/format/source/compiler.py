@@ -21,6 +21,7 @@ from larql.format.source.config import ConfigReader, KeyVerdict
 from larql.format.source.families import FAMILIES
 from larql.format.source.names import GGUF_NAMING, hugging_face_naming
 from larql.format.tokenizer.ends import declared_end_id
+from larql.format.tokenizer.vocabulary import KNOWN_TOKENIZER_KEYS
 from larql.format.untrusted import read_json_object
 
 __all__ = ["Compiled", "compile_checkpoint"]
@@ -156,13 +157,19 @@ def _compile_hugging_face(checkpoint: Checkpoint) -> Compiled:
         )
     nested = checkpoint.config.get("text_config")
     generation = checkpoint.side_files.get("generation_config.json")
-    declared = [
-        checkpoint.config,
-        nested if isinstance(nested, Mapping) else {},
-        {} if generation is None else read_json_object(generation, SourceError),
+    declared: list[tuple[Mapping[str, object], str]] = [
+        (checkpoint.config, where),
+        (nested if isinstance(nested, Mapping) else {}, where),
     ]
-    end_ids = [i for config in declared for i in _token_ids(config.get("eos_token_id"))]
-    end_ids += _token_ids(declared_end_id(checkpoint.side_files))
+    if generation is not None:
+        declared.append((read_json_object(generation, SourceError), str(generation)))
+    vocab = component.vocab_size
+    end_ids = [
+        token
+        for config, at in declared
+        for token in _token_ids(config.get("eos_token_id"), "eos_token_id", at, vocab)
+    ]
+    end_ids += _token_ids(declared_end_id(checkpoint.side_files), "eos_token", where, vocab)
     return _finish(
         checkpoint,
         family,
@@ -219,7 +226,20 @@ def _compile_gguf(checkpoint: Checkpoint) -> Compiled:
     end_ids = [
         value
         for key in ("eos_token_id", "eot_token_id", "eom_token_id")
-        for value in _token_ids(config.get(f"tokenizer.ggml.{key}"))
+        for value in _token_ids(
+            config.get(f"tokenizer.ggml.{key}"),
+            f"tokenizer.ggml.{key}",
+            where,
+            component.vocab_size,
+        )
+    ]
+    builder.notes += [
+        f"warning: metadata key `{key}` is unknown to this build, which ignores it; text may be "
+        f"tokenized otherwise than the model was trained with"
+        for key in config
+        if key.startswith("tokenizer.")
+        and key not in KNOWN_TOKENIZER_KEYS
+        and not key.startswith("tokenizer.chat_template")
     ]
     name = config.get("general.name")
     licence = config.get("general.license")
@@ -275,9 +295,15 @@ def _finish(
     )
 
 
-def _token_ids(value: object) -> tuple[int, ...]:
-    values = value if isinstance(value, list | tuple) else [value]
-    return tuple(v for v in values if isinstance(v, int) and not isinstance(v, bool))
+def _token_ids(value: object, key: str, where: str, vocab: int) -> tuple[int, ...]:
+    """Return the ids of an end-of-text key, which is absent, one id, or a list of them."""
+    values = value if isinstance(value, list | tuple) else [] if value is None else [value]
+    for v in values:
+        if not isinstance(v, int) or isinstance(v, bool) or not 0 <= v < vocab:
+            raise CompileError(
+                f"{where}: `{key}` is {value!r:.60}, expected token ids from 0 to {vocab - 1}"
+            )
+    return tuple(values)
 
 
 def _same_bytes(checkpoint: Checkpoint) -> Callable[[SourceTensor, SourceTensor], bool]:

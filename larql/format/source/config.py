@@ -59,6 +59,17 @@ class ConfigReader:
             return default
         return value
 
+    def refuse_null(self, key: str, meaning: str) -> None:
+        """Refuse a key that is present and null where its absence means a default.
+
+        Raises
+        ------
+        CompileError
+            Saying what null would mean.
+        """
+        if key in self._config and self._config[key] is None:
+            raise self.failure(key, f"is null, {meaning}")
+
     def has(self, key: str) -> bool:
         """Return whether a key is present with a value other than null."""
         return self._config.get(key) is not None

@@ -12,7 +12,7 @@ from larql.errors import CompileError, OutputError, TokenizerError
 from larql.format.atomic import check_output, write_directory
 from larql.format.closure import check_closure
 from larql.format.container import is_container
-from larql.format.digest import sha256_of
+from larql.format.digest import remember_sha256, sha256_of
 from larql.format.generation import Generation, written_schema
 from larql.format.graph_json import graph_to_json
 from larql.format.index import (
@@ -146,6 +146,8 @@ def extract(
         index = _write(directory, checkpoint, compiled, recodings, progress)
         document = dump_json(index_to_json(index))
         entry = write_stream(directory / INDEX_NAME, [document])
+    for name, file in index.files.items():
+        remember_sha256(output / name, file.sha256)
     return Extraction(
         path=output,
         fingerprint=entry.sha256,

@@ -127,7 +127,7 @@ def _explain(
             f"pypi:// needs pip, which {sys.executable} does not have; install it with "
             f"'{sys.executable} -m ensurepip --upgrade' or 'uv pip install pip'"
         )
-    if (full := _NO_SPACE.search(said)) is not None:
+    if (full := _NO_SPACE.search(log)) is not None:
         return FetchError(
             f"{wanted}: pip cannot write it: {full[0]}; free some space or set LARQL_CACHE_DIR to "
             "another disk"

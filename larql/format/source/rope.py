@@ -40,7 +40,9 @@ def hugging_face_rope(config: ConfigReader, default_theta: float) -> RopeSetting
                 "rope_theta", "rope_parameters.rope_theta", theta, inner_theta
             )
         if config.has("rope_scaling") and scaling != inner_scaling:
-            raise config.contradiction("rope_scaling", "rope_parameters", scaling, inner_scaling)
+            raise config.contradiction(
+                "rope_scaling", "rope_parameters", _in_words(scaling), _in_words(inner_scaling)
+            )
         theta = inner_theta if theta is None else theta
         scaling = inner_scaling
     return RopeSettings(default_theta if theta is None else theta, scaling)
@@ -62,6 +64,10 @@ def hugging_face_rope_by_layer_type(
             )
         settings[layer_type] = RopeSettings(reader.number("rope_theta"), _scaling(reader))
     return settings
+
+
+def _in_words(scaling: RopeScaling | None) -> str:
+    return "no scaling" if scaling is None else f"{scaling.kind} by {scaling.factor:g}"
 
 
 def _scaling(reader: ConfigReader | None) -> RopeScaling | None:

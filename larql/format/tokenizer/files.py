@@ -85,7 +85,9 @@ def tokenizer_files(checkpoint: Checkpoint) -> Mapping[str, TokenizerFile]:
     path = checkpoint.side_files.get(TOKENIZER)
     if path is None:
         raise TokenizerError(_why_missing(checkpoint))
-    return {TOKENIZER: _carried(TOKENIZER, path), **companion_files(checkpoint)}
+    carried = _carried(TOKENIZER, path)
+    _refuse_broken(path)
+    return {TOKENIZER: carried, **companion_files(checkpoint)}
 
 
 def companion_files(checkpoint: Checkpoint) -> Mapping[str, TokenizerFile]:
@@ -143,6 +145,21 @@ def _why_missing(checkpoint: Checkpoint) -> str:
             f"token ids"
         )
     return f"{checkpoint.root}: has no tokenizer.json; give token ids instead of text"
+
+
+def _refuse_broken(path: Path) -> None:
+    """Refuse a file that cannot be a tokenizer, without the memory that loading one takes."""
+    has_model, first, last, tail = False, b"", b"", b""
+    with open_regular(path, TokenizerError) as (descriptor, _):
+        while chunk := os.read(descriptor, _CHUNK):
+            first = first or chunk.lstrip()[:1]
+            last = chunk.rstrip()[-1:] or last
+            has_model = has_model or b'"model"' in tail + chunk
+            tail = chunk[-8:]
+    if (first, last, has_model) != (b"{", b"}", True):
+        raise TokenizerError(
+            f"{path}: is not a whole tokenizer in JSON (an object with a `model`); fetch it again"
+        )
 
 
 def _carried(name: str, path: Path) -> TokenizerFile:

@@ -10,7 +10,14 @@ from larql.errors import SourceError, TokenizerError
 from larql.format.tokenizer.pretokenizers import PRE_TOKENIZERS
 from larql.format.untrusted import shown
 
-__all__ = ["Kind", "TextSettings", "Vocabulary", "read_settings", "read_vocabulary"]
+__all__ = [
+    "KNOWN_TOKENIZER_KEYS",
+    "Kind",
+    "TextSettings",
+    "Vocabulary",
+    "read_settings",
+    "read_vocabulary",
+]
 
 PREFIX = "tokenizer.ggml."
 _ABSENT_ID = 0xFFFFFFFF  # -1 stored in a u32: converters write it for "there is none"
@@ -39,6 +46,31 @@ class Kind(IntEnum):
     UNUSED = 5
     BYTE = 6
 
+
+KNOWN_TOKENIZER_KEYS = frozenset(
+    f"tokenizer.{key}"
+    for key in (
+        "huggingface.json",
+        "rwkv.world",
+        *(
+            f"ggml.{name}"
+            for name in (
+                "model", "pre", "tokens", "scores", "token_type", "token_type_count", "merges",
+                "add_bos_token", "add_eos_token", "add_sep_token", "add_space_prefix",
+                "remove_extra_whitespaces", "precompiled_charsmap", "added_tokens",
+                *(
+                    f"{role}_token_id"
+                    for role in (
+                        "bos", "eos", "eot", "eom", "unknown", "separator", "seperator", "padding",
+                        "cls", "mask", "prefix", "suffix", "middle", "fim_pre", "fim_suf",
+                        "fim_mid", "fim_pad", "fim_rep", "fim_sep",
+                    )
+                ),
+            )
+        ),
+    )
+)  # fmt: skip
+"""Keys of GGUF metadata that say something of text; templates come on top."""
 
 _KINDS = frozenset(int(kind) for kind in Kind)
 

@@ -56,7 +56,6 @@ class _Numbers:
     window: int
     ropes: dict[str, RopeSettings]
     attention_bias: bool | None
-    attention_softcap: float | None
     logit_softcap: float | None
     tied: bool | None
 
@@ -73,9 +72,8 @@ def _layer_types(config: ConfigReader, layers: int) -> tuple[str, ...]:
         raise config.contradiction(
             "sliding_window_pattern", "_sliding_window_pattern", period, hidden_period
         )
-    period = period or hidden_period
     if stated is None:
-        return _pattern(layers, period or _PATTERN)
+        return _pattern(layers, period or hidden_period or _PATTERN)
     if len(stated) != layers:
         raise config.contradiction(
             "layer_types", "num_hidden_layers", f"{len(stated)} entries", layers
@@ -86,8 +84,12 @@ def _layer_types(config: ConfigReader, layers: int) -> tuple[str, ...]:
             f"{config.where}: `layer_types` holds {unknown[0]!r}, which this build does not know "
             f"({_FULL}, {_SLIDING})"
         )
+    # The key with an underscore is written beside any list, with its default; the list decides.
     if period is not None and stated != _pattern(layers, period):
-        raise config.contradiction("layer_types", "sliding_window_pattern", "other", period)
+        full = [i for i, kind in enumerate(stated) if kind == _FULL]
+        raise config.contradiction(
+            "layer_types", "sliding_window_pattern", f"full at {full[:8]}", period
+        )
     return stated
 
 
@@ -120,6 +122,8 @@ def _hugging_face(b: Builder) -> Component:
     config = b.config
     common_hugging_face_keys(config)
     config.neutral("use_bidirectional_attention", False)
+    config.neutral("attn_logit_softcapping")
+    config.refuse_null("sliding_window", "which would leave windowed layers without a window")
     for prefix, head in _PREFIXES:
         if f"{prefix}embed_tokens.weight" in b.tensors:
             b.naming = hugging_face_naming(prefix, head, _PARTS)
@@ -141,7 +145,6 @@ def _hugging_face(b: Builder) -> Component:
             window=config.count("sliding_window", 4096),
             ropes=_hugging_face_ropes(config),
             attention_bias=config.flag("attention_bias", False),
-            attention_softcap=config.optional_number("attn_logit_softcapping"),
             logit_softcap=config.optional_number("final_logit_softcapping"),
             tied=config.flag("tie_word_embeddings", True),
         ),
@@ -156,6 +159,7 @@ def _gguf(b: Builder) -> Component:
     head_dim = config.count("attention.key_length", hidden // heads)
     config.neutral("attention.value_length", head_dim)
     config.neutral("rope.dimension_count", head_dim)
+    config.neutral("attn_logit_softcapping")
     period = config.count("attention.sliding_window_pattern", _PATTERN)
     # The file does not carry the query scale; only the 27B model's differs from its head width.
     scaled_by = hidden // heads if layers == _LAYERS_OF_27B else head_dim
@@ -175,7 +179,6 @@ def _gguf(b: Builder) -> Component:
             window=config.count("attention.sliding_window"),
             ropes={_FULL: gguf_rope(config, _GLOBAL_THETA), _SLIDING: RopeSettings(local, None)},
             attention_bias=None,
-            attention_softcap=config.optional_number("attn_logit_softcapping"),
             logit_softcap=config.optional_number("final_logit_softcapping"),
             tied=None,
         ),
@@ -209,7 +212,6 @@ def _layer(b: Builder, n: _Numbers, i: int) -> Layer:
                     ),
                     qk_norm=(n.eps, n.norm_offset),
                     window=n.window if kind == _SLIDING else None,
-                    softcap=n.attention_softcap,
                 ),
                 post_norm=norm("attention.post_norm"),
             ),
