@@ -14,6 +14,8 @@ from typing import Annotated, Any, Union, get_args, get_origin
 
 from typer.models import ParameterInfo
 
+from larql.errors import UsageError
+
 __all__ = ["spare_conversion"]
 
 _WHOLE = re.compile(r"-?[0-9]{1,18}", re.ASCII)
@@ -44,9 +46,29 @@ def spare_conversion(parameter: Any, hint: object) -> None:
         if type(value) in kinds and (value is not None or not parameter.required):
             return value
         plain = _plain(value, kinds, info) if isinstance(value, str) else None
+        if plain is None and isinstance(value, str) and (expected := _expected(kinds, info)):
+            raise UsageError(f"{_name_of(parameter)}: {value!r:.60}: expected {expected}")
         return convert(ctx, value) if plain is None else plain
 
     parameter.process_value = process_value
+
+
+def _name_of(parameter: Any) -> str:
+    return str(next((o for o in parameter.opts if o.startswith("--")), parameter.opts[0]))
+
+
+def _expected(kinds: tuple[object, ...], info: ParameterInfo | None) -> str | None:
+    """Say what a number or a choice must be; None for anything else."""
+    for kind in kinds:
+        if isinstance(kind, type) and issubclass(kind, StrEnum):
+            return f"one of {', '.join(member.value for member in kind)}"
+        if kind is int:
+            low = None if info is None else info.min
+            high = None if info is None else info.max
+            if low is not None and high is not None:
+                return f"a whole number from {low} to {high}"
+            return "a whole number" if low is None else f"a whole number of at least {low}"
+    return None
 
 
 def _plain(text: str, kinds: tuple[object, ...], info: ParameterInfo | None) -> object:

@@ -1,17 +1,20 @@
 """The entry point: runs a command and turns whatever ends it into an exit status and one line.
 
 Exit status 0: done, and what was checked holds. 1: a check found something. 2: refused, wrong
-usage, or a defect of larql. 130: interrupted. 141: the reader of a pipe went away.
+usage, or a defect of larql. 130: interrupted. 141: the reader of a pipe went away. 143:
+terminated.
 """
 
 from __future__ import annotations
 
 import os
 import select
+import signal
 import sys
 import traceback
 import warnings
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import TextIO
 
 from larql.cli import render
@@ -21,6 +24,7 @@ from larql.errors import LarqlError, OutputError, PlatformError, Refusal
 __all__ = ["main"]
 
 INTERRUPTED = 130
+TERMINATED = 143
 PIPE_CLOSED = 141
 
 
@@ -43,12 +47,23 @@ def main(argv: Sequence[str] | None = None) -> int:
         _never_fail_to_encode(stream)
     with warnings.catch_warnings():
         warnings.showwarning = _show_warning_on(output)
+        # Only the main thread may; elsewhere a caller has its own way of ending.
+        with suppress(ValueError):
+            signal.signal(signal.SIGTERM, _end_at_once)
         try:
             status = _run(arguments, output)
             _flush()
         except BaseException as error:  # noqa: BLE001 -- the one place where any error ends
             status = _end(error, arguments, output)
     return status
+
+
+class _TerminatedError(BaseException):
+    """The process was asked to end; it passes through clean-up as an interrupt does."""
+
+
+def _end_at_once(signum: int, frame: object) -> None:
+    raise _TerminatedError
 
 
 def _run(arguments: list[str], output: Output) -> int:
@@ -73,7 +88,7 @@ def _end(error: BaseException, arguments: list[str], output: Output) -> int:
         status = _report(error, arguments, output)
     except BrokenPipeError:
         status = PIPE_CLOSED
-    except OSError:
+    except (OSError, OutputError):
         status = 2
     # What is still buffered and cannot be written, the interpreter would try again at exit.
     _discard_unwritable(sys.stdout, 1)
@@ -99,6 +114,8 @@ def _report(error: BaseException, arguments: list[str], output: Output) -> int:
     status = 2
     if isinstance(error, (KeyboardInterrupt, typer.Abort)):
         kind, message, status = "Interrupted", "interrupted", INTERRUPTED
+    elif isinstance(error, _TerminatedError):
+        kind, message, status = "Terminated", "terminated", TERMINATED
     elif isinstance(error, LarqlError):
         kind, message, status = type(error).__name__, str(error), error.exit_code
     elif isinstance(error, command_line_error):
@@ -119,9 +136,8 @@ def _report(error: BaseException, arguments: list[str], output: Output) -> int:
     message = " ".join(message.split())
     if output.debug:
         traceback.print_exception(error, file=sys.stderr)
-    print(f"larql: error: {render.printable(message)}", file=sys.stderr)
-    if hint is not None:
-        print(f"larql: {hint}", file=sys.stderr)
+    advice = "" if hint is None else f"; {hint}"
+    print(f"larql: error: {render.printable(message.rstrip('.') + advice)}", file=sys.stderr)
     if output.json and not output.answered:
         body: dict[str, object] = {"kind": kind, "message": message}
         if isinstance(error, Refusal):

@@ -16,6 +16,7 @@ those to every command.
 
 from __future__ import annotations
 
+import re
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
@@ -250,7 +251,9 @@ def token_ids(text: str, option: str) -> tuple[int, ...]:
     UsageError
         When an entry is not a whole number of at least 0, or there is none.
     """
-    entries = text.replace(",", " ").split()
+    # A comma may have space around it, but two commas have an id missing between them.
+    listed = text.strip().removesuffix(",").strip()
+    entries = re.split(r"\s*,\s*|\s+", listed) if listed else []
     for position, entry in enumerate(entries):
         if not _is_number(entry):
             raise UsageError(

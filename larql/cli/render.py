@@ -21,6 +21,7 @@ from enum import Enum
 from pathlib import PurePath
 from typing import TYPE_CHECKING, TextIO
 
+from larql.errors import OutputError
 from larql.format.progress import Progress, SilentProgress
 
 if TYPE_CHECKING:
@@ -88,6 +89,8 @@ def line(text: str = "") -> None:
         The line; it is written as it is, so text that came from a file goes through
         :func:`printable` first.
     """
+    if sys.stdout is None:
+        raise OutputError("standard output is closed, so the answer has nowhere to go; open it")
     print(text, file=sys.stdout)
 
 

@@ -73,11 +73,27 @@ def _identity(container: Container) -> list[tuple[str, object]]:
         ("source", source.get("format")),
         ("source sha256", _few(hashes)),
         ("authority", index.authority),
+        ("fidelity", _fidelity_text(container)),
         ("end of text", ", ".join(map(str, end_ids(container, None))) or None),
         ("parameters", f"{sum(share.elements for share in container.census()):,}"),
         ("bits per weight", f"{_bits_per_weight(container):.3f}"),
         ("size", render.bytes_text(sum(entry.size for entry in index.files.values()))),
     ]
+
+
+def _fidelities(container: Container) -> dict[str, int]:
+    """Count tensors by the fidelity of their stored bytes."""
+    counts: dict[str, int] = {}
+    for value in container.index.representations.values():
+        counts[value.fidelity] = counts.get(value.fidelity, 0) + 1
+    return counts
+
+
+def _fidelity_text(container: Container) -> str:
+    counts = _fidelities(container)
+    if set(counts) == {"source-exact"}:
+        return "source-exact: every tensor is stored as the source has it"
+    return ", ".join(f"{name} ({count} tensors)" for name, count in sorted(counts.items()))
 
 
 def _few(hashes: list[object]) -> str | None:
@@ -167,6 +183,7 @@ def _document(container: Container, components: tuple[Component, ...]) -> dict[s
         "fingerprint": container.fingerprint,
         "source": dict(index.source),
         "authority": index.authority,
+        "fidelity": _fidelities(container),
         "hidden_size": index.hidden_size,
         "num_layers": index.num_layers,
         "parameters": sum(share.elements for share in container.census()),

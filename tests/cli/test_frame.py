@@ -90,8 +90,7 @@ def test_a_misspelt_command_is_met_with_a_suggestion(
     assert main(["extrct", "x"]) == 2
     captured = capsys.readouterr()
     assert captured.err.splitlines() == [
-        "larql: error: No such command 'extrct'; did you mean 'extract'?",
-        "larql: try 'larql --help'",
+        "larql: error: No such command 'extrct'; did you mean 'extract'?; try 'larql --help'",
     ]
     assert captured.out == ""
 
@@ -158,7 +157,7 @@ def test_a_flag_that_is_the_value_of_an_option_is_not_a_flag(
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (["try"], "Missing argument 'MODEL'."),
+        (["try"], "Missing argument 'MODEL'; try"),
         (["try", "m", "--threads", "0"], "--threads"),
         (["try", "m", "--threads", "65"], "--threads"),
         (["try", "m", "--threads", "two"], "--threads"),
@@ -167,7 +166,7 @@ def test_a_flag_that_is_the_value_of_an_option_is_not_a_flag(
         (["try", "m", "n"], "unexpected extra argument"),
     ],
 )
-def test_wrong_usage_is_one_line_and_a_hint(
+def test_wrong_usage_is_one_line_with_advice(
     arguments: list[str],
     says: str,
     command: Callable[[Act], None],
@@ -176,13 +175,13 @@ def test_wrong_usage_is_one_line_and_a_hint(
     command(answering)
     assert main([*arguments, "--json"]) == 2
     captured = capsys.readouterr()
-    first, hint = captured.err.splitlines()
+    (first,) = captured.err.splitlines()
     assert first.startswith("larql: error: ")
     assert says in first
-    assert hint == "larql: try 'larql try --help'"
     error = json.loads(captured.out)["error"]
     assert error["kind"] == "UsageError"
-    assert f"larql: error: {error['message']}" == first
+    assert first.startswith(f"larql: error: {error['message'].rstrip('.')}")
+    assert "; try 'larql try --help'" in first or "expected" in first
 
 
 @pytest.mark.parametrize(
@@ -363,6 +362,34 @@ def test_closed_streams_are_no_defect() -> None:
     assert subprocess.run(["sh", "-c", script], check=False).returncode == 0
     script = f"exec {sys.executable} -m larql nonsense --json >&- 2>&-"
     assert subprocess.run(["sh", "-c", script], check=False).returncode == 2
+
+
+def test_an_answer_with_nowhere_to_go_is_refused() -> None:
+    script = f"exec {sys.executable} -m larql --version >&-"
+    done = subprocess.run(["sh", "-c", script], check=False, capture_output=True, text=True)
+    assert done.returncode == 2
+    assert done.stderr.count("\n") == 1
+    assert "standard output is closed" in done.stderr
+
+
+def test_a_request_to_end_is_one_line_and_cleans_up() -> None:
+    program = (
+        "import os, signal, sys\n"
+        "from larql.cli import app, main\n"
+        "def body(arguments, output):\n"
+        "    try:\n"
+        "        os.kill(os.getpid(), signal.SIGTERM)\n"
+        "        signal.pause()\n"
+        "    finally:\n"
+        "        print('cleaned')\n"
+        "main._run = body\n"
+        "sys.exit(main.main([]))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], check=False, capture_output=True, text=True, timeout=60
+    )
+    assert (done.returncode, done.stdout) == (143, "cleaned\n")
+    assert done.stderr == "larql: error: terminated\n"
 
 
 def test_answers_print_in_any_locale() -> None:

@@ -19,12 +19,12 @@ def test_other_ranges_are_refused_by_option(text: str) -> None:
         half_open_range(text, "--layers")
 
 
-@pytest.mark.parametrize("text", ["1,2,3", "1 2 3", " 1,\n2,,3\t"])
+@pytest.mark.parametrize("text", ["1,2,3", "1 2 3", " 1,\n2 ,3\t", "1,2,3,\n"])
 def test_token_ids_by_comma_or_space(text: str) -> None:
     assert token_ids(text, "--tokens") == (1, 2, 3)
 
 
-@pytest.mark.parametrize("text", ["1,x", "1,-2", "1.5", "٣", "1" * 30])
+@pytest.mark.parametrize("text", ["1,x", "1,-2", "1.5", "1,,2", ",1", "1,2,,", "٣", "1" * 30])
 def test_other_token_ids_are_refused_by_position(text: str) -> None:
     with pytest.raises(UsageError, match=r"--tokens: entry \d is "):
         token_ids(text, "--tokens")

@@ -34,8 +34,8 @@ def damaged(llama: Path, tmp_path: Path) -> Path:
 
 KEYS = [
     "path", "model", "family", "licence", "generation", "schema", "fingerprint", "source",
-    "authority", "hidden_size", "num_layers", "parameters", "bits_per_weight", "components",
-    "encodings", "end_of_text_ids", "files", "notes",
+    "authority", "fidelity", "hidden_size", "num_layers", "parameters", "bits_per_weight",
+    "components", "encodings", "end_of_text_ids", "files", "notes",
 ]  # fmt: skip
 
 
