@@ -213,7 +213,6 @@ class ProductionBackend(Backend):
         """Normalise rows of ``x``, ``[n, width]``."""
         if norm is None:
             return x
-
         x = np.ascontiguousarray(x)
         out = np.empty_like(x)
         weight = None if norm.weight is None else self._vectors[norm.weight]
@@ -225,7 +224,6 @@ class ProductionBackend(Backend):
         return out
 
     def _ffn(self, mixer: DenseFfn, x: Float32) -> Float32:
-
         kind = "gelu_erf" if mixer.activation == "gelu" else mixer.activation
         inputs = _Vectors(x)
         up = self._linear(mixer.up, inputs)
@@ -238,7 +236,6 @@ class ProductionBackend(Backend):
     def _attention(
         self, mixer: SoftmaxAttention, x: Float32, region: KvRegion, start: int
     ) -> Float32:
-
         count, inputs = len(x), _Vectors(x)
         q = self._heads(self._linear(mixer.q, inputs), mixer.heads, mixer.key_dim, mixer.q_norm)
         k = self._heads(self._linear(mixer.k, inputs), mixer.kv_heads, mixer.key_dim, mixer.k_norm)
