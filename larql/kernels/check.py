@@ -31,7 +31,7 @@ def flat_bytes(array: npt.NDArray[np.uint8], size: int) -> npt.NDArray[np.uint8]
     ValueError
         When the array has another type, size or layout.
     """
-    if array.ndim == 1 and array.size == size:
+    if array.ndim == 1 and array.size == size and array.dtype == _BYTE and array.strides == (1,):
         return array
     if array.dtype != _BYTE or array.size != size or not array.flags.c_contiguous:
         raise ValueError(

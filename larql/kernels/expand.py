@@ -7,6 +7,8 @@ from typing import Any
 from llvmlite import ir
 
 from larql.kernels.encodings import BLOCKS
+from larql.kernels.integer_rows import EIGHT, edges
+from larql.kernels.integers import GROUP, INTEGERS, integer_emitter
 from larql.kernels.jit import cgutils, instruction, types
 from larql.kernels.levels import emitter
 from larql.kernels.memory import offset, read, write
@@ -14,7 +16,15 @@ from larql.kernels.scales import SCALES
 from larql.kernels.unpack import UNPACK
 from larql.kernels.vector import LANES
 
-__all__ = ["PREPARED", "expand", "expand_rest", "prepare", "prepared_room"]
+__all__ = [
+    "PREPARED",
+    "expand",
+    "expand_rest",
+    "prepare",
+    "prepare_eight",
+    "prepared_room",
+    "unpack_integers",
+]
 
 _WORD = ir.IntType(64)
 PREPARED = 32768  # float32 numbers that `prepared_room` holds
@@ -48,6 +58,61 @@ def prepare(typingctx: Any, variant: Any, weight: Any, blocks: Any, target: Any)
 
     word = types.int64
     return types.void(variant, word, word, word), emit
+
+
+@instruction
+def prepare_eight(
+    typingctx: Any, variant: Any, weight: Any, stride: Any, last_row: Any, blocks: Any, target: Any
+) -> Any:
+    """Decode the scales of eight rows to `target`, rows as lanes; rows past the last repeat it."""
+
+    def emit(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        _, weight, stride, last_row, blocks, target = args
+        scales = SCALES[variant.encoding]
+        assert scales is not None
+        rows = edges(builder, weight, stride, last_row, EIGHT)
+        level = emitter(variant.level, builder)
+        scales.prepare_eight(level, variant.encoding, rows, blocks, target)
+        return context.get_dummy_value()
+
+    return types.void(variant, *[types.int64] * 5), emit
+
+
+@instruction
+def unpack_integers(
+    typingctx: Any, variant: Any, weight: Any, blocks: Any, prepared: Any, target: Any,
+    scales: Any, shifts: Any,
+) -> Any:  # fmt: skip
+    """Write the bytes of `blocks` blocks to `target`, and their units' numbers one by one.
+
+    Bytes are in the form that the level's dot product takes.
+    """
+
+    def emit(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        _, weight, blocks, prepared, target, scales, shifts = args
+        b = builder
+        geometry, meaning = BLOCKS[variant.encoding], INTEGERS[variant.encoding]
+        prepared_scales = SCALES[variant.encoding]
+        assert prepared_scales is not None
+        level = integer_emitter(variant.level, b)
+        per_block = geometry.elements // GROUP
+        with cgutils.for_range(b, blocks, intp=_WORD) as loop:
+            source = b.add(weight, b.mul(loop.index, _WORD(geometry.nbytes)))
+            numbers = b.add(prepared, b.mul(loop.index, _WORD(4 * prepared_scales.count)))
+            place = b.add(target, b.mul(loop.index, _WORD(geometry.elements)))
+            units = b.mul(loop.index, _WORD(4 * per_block * meaning.units))
+            for index, group in enumerate(meaning.groups(level, [source])):
+                for half, values in enumerate(group.halves):
+                    stored = level.stored(values, meaning.bias is None)
+                    write(b, stored, offset(b, place, GROUP * index + GROUP // 2 * half))
+                for which, base in ((group.scales, scales), (group.shifts, shifts)):
+                    for unit, number in enumerate(which):
+                        value = read(b, offset(b, numbers, 4 * number), ir.FloatType())
+                        at = 4 * (meaning.units * index + unit)
+                        write(b, value, offset(b, b.add(base, units), at))
+        return context.get_dummy_value()
+
+    return types.void(variant, *[types.int64] * 6), emit
 
 
 @instruction

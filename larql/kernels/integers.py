@@ -1,8 +1,8 @@
 """Weights as small integers, and their products with int8 activations, as code emitters.
 
-Per group of 32 elements a weight is scale * (integer - bias) + shift, the scale and shift being of
-the group or of each half. Eight int32 lanes hold the dot product: lane j sums elements 4j … 4j + 3,
-exactly, so that every instruction set has the same integers.
+A weight is scale * (byte - bias) + shift. Scale and shift belong to a unit of weights: a group of
+32, or each half of one. Dot products of a unit are exact, so that every instruction set has the
+same integers, however it sums them.
 """
 
 from __future__ import annotations
@@ -14,16 +14,27 @@ from typing import Any
 from llvmlite import ir
 
 from larql.kernels.levels import emitter
-from larql.kernels.memory import offset, read
 from larql.kernels.unpack import CODES_IQ4, CODES_MXFP4
+from larql.kernels.vector import shuffled
 
-__all__ = ["INTEGERS", "QUADS", "Group", "Integers", "integer_emitter"]
+__all__ = [
+    "BYTES",
+    "GROUP",
+    "INTEGERS",
+    "QUADS",
+    "Group",
+    "Integers",
+    "Meaning",
+    "alike",
+    "integer_bias",
+    "integer_emitter",
+]
 
 GROUP = 32
+Place = Sequence[Any]  # the address of a block of each row
 QUADS = ir.VectorType(ir.IntType(32), 8)
-_BYTES = ir.VectorType(ir.IntType(8), GROUP)
-_HALF = ir.VectorType(ir.IntType(8), GROUP // 2)
-_I16 = ir.IntType(16)
+BYTES = ir.VectorType(ir.IntType(8), GROUP)
+_I16, _I32 = ir.IntType(16), ir.IntType(32)
 
 
 def _fill(kind: Any, value: int) -> Any:
@@ -32,224 +43,271 @@ def _fill(kind: Any, value: int) -> Any:
 
 @dataclass(frozen=True)
 class Group:
-    """32 weights.
+    """32 weights of a row, or of each of two rows.
 
     Attributes
     ----------
-    values : LLVM value
-        32 bytes.
-    bias : int or None
-        What is subtracted from the bytes, unsigned; None: the bytes are signed as they are.
+    halves : tuple of two LLVM values
+        The first and the last 16 weights: 16 bytes for each row, one row after the other.
     scales, shifts : tuple of int
-        Which prepared numbers belong to the group (one) or to its halves (two); no shift: ().
+        Which prepared numbers belong to the group's units, in order; no shift: ().
     """
 
-    values: Any
-    bias: int | None
+    halves: tuple[Any, Any]
     scales: tuple[int, ...]
     shifts: tuple[int, ...] = ()
 
 
+@dataclass(frozen=True)
+class Meaning:
+    """What the bytes of an encoding's groups mean.
+
+    Attributes
+    ----------
+    groups : function
+        (emitter, a block's address for each row) -> the blocks' groups, in order.
+    bias : int or None
+        What is subtracted from the bytes, unsigned and below 64; None: the bytes are signed.
+    units : int
+        How many units a group has.
+    shifted : bool
+        Whether units have shifts.
+    """
+
+    groups: Callable[[Integers, Place], Iterator[Group]]
+    bias: int | None
+    units: int = 1
+    shifted: bool = False
+
+
 class Integers:
-    """Emit from plain vector arithmetic."""
+    """Emit from plain vector arithmetic.
+
+    Attributes
+    ----------
+    signed_bias : int
+        What :meth:`stored` adds to signed bytes.
+    """
+
+    signed_bias = 0
 
     def __init__(self, builder: Any, level: str) -> None:
         self.builder = builder
         self.level = emitter(level, builder)
 
-    def bytes(self, address: Any, at: int) -> Any:
-        """Emit 32 bytes."""
-        return read(self.builder, offset(self.builder, address, at), _BYTES)
+    def small(self, p: Place, at: int) -> Any:
+        """Emit 16 bytes of each row."""
+        rows = [self.level.small(row, at) for row in p]
+        if len(rows) == 1:
+            return rows[0]
+        return shuffled(self.builder, rows[0], rows[1], list(range(GROUP)))
 
-    def joined(self, low: Any, high: Any) -> Any:
-        """Emit two times 16 bytes as 32."""
-        lanes = ir.Constant(ir.VectorType(ir.IntType(32), GROUP), list(range(GROUP)))
-        return self.builder.shuffle_vector(low, high, lanes)
+    def both(self, p: Place, at: int) -> tuple[Any, Any]:
+        """Emit 32 bytes of each row."""
+        return self.small(p, at), self.small(p, at + GROUP // 2)
 
-    def nibbles(self, address: Any, at: int) -> Any:
+    def bits(self, values: tuple[Any, Any], shift: int, mask: int) -> tuple[Any, Any]:
+        """Emit (values >> shift) & mask, or << -shift where negative."""
+        first, second = (self.level.small_shifted(value, shift, mask) for value in values)
+        return first, second
+
+    def joined(self, low: tuple[Any, Any], high: tuple[Any, Any]) -> tuple[Any, Any]:
+        """Emit low | high."""
+        return self.builder.or_(low[0], high[0]), self.builder.or_(low[1], high[1])
+
+    def nibbles(self, p: Place, at: int) -> tuple[Any, Any]:
         """Emit the low, then the high, four bits of 16 bytes."""
-        packed = self.level.small(address, at)
-        return self.joined(
-            self.level.small_bits(packed, 0, 15), self.level.small_bits(packed, 4, 15)
-        )
+        packed = self.small(p, at)
+        return self.level.small_bits(packed, 0, 15), self.level.small_bits(packed, 4, 15)
 
-    def codes(self, values: Sequence[int], address: Any, at: int) -> Any:
+    def codes(self, values: Sequence[int], p: Place, at: int) -> tuple[Any, Any]:
         """Emit the codebook's values of 16 bytes' low, then high, four bits."""
-        packed = self.level.small(address, at)
-        return self.joined(
-            self.level.code_bytes(values, self.level.small_bits(packed, 0, 15)),
-            self.level.code_bytes(values, self.level.small_bits(packed, 4, 15)),
-        )
+        first, second = (self.level.code_bytes(values, half) for half in self.nibbles(p, at))
+        return first, second
 
-    def where(self, word: Any, value: int) -> Any:
-        """Emit bytes of `value` where a bit of the 32-bit word is set, else 0."""
-        mask = self.builder.bitcast(word, ir.VectorType(ir.IntType(1), GROUP))
-        return self.builder.select(mask, _fill(_BYTES, value), _fill(_BYTES, 0))
-
-    def dot(self, group: Group, x: Any, sums: Any) -> Any:
-        """Emit the eight dot products with x (32 int8), whose own sums of four are `sums`."""
-        if group.bias is None:
-            return self.signed(group.values, x, sums)
-        found = self.unsigned(group.values, x)
-        if not group.bias:
-            return found
-        return self.builder.sub(found, self.builder.mul(sums, _fill(QUADS, group.bias)))
-
-    def unsigned(self, weights: Any, x: Any) -> Any:
-        """Emit sums of four products of unsigned weights."""
-        return self._sums(self.builder.zext, weights, x)
-
-    def signed(self, weights: Any, x: Any, sums: Any) -> Any:
-        """Emit sums of four products of signed weights."""
-        return self._sums(self.builder.sext, weights, x)
-
-    def _sums(self, widen: Callable[[Any, Any], Any], weights: Any, x: Any) -> Any:
+    def fifth_bits(self, p: Place, at: int) -> tuple[Any, Any]:
+        """Emit bytes of 16 where a bit of the 32-bit word is set, else 0."""
         b = self.builder
-        wide = ir.VectorType(ir.IntType(32), GROUP)
+        halves = []
+        for first in (0, 2):
+            words = [self.level.word(row, at + first, 16) for row in p]
+            word = words[0]
+            if len(words) == 2:
+                wide = [b.zext(each, _I32) for each in words]
+                word = b.or_(wide[0], b.shl(wide[1], _I32(16)))
+            halves.append(self.level.small_choice(word, 16, 0))
+        return halves[0], halves[1]
+
+    def stored(self, values: Any, signed: bool) -> Any:
+        """Emit the bytes in the form that :meth:`dot` takes at this level."""
+        if signed and self.signed_bias:
+            return self.builder.xor(values, _fill(values.type, self.signed_bias))
+        return values
+
+    def dot(self, start: Any, weights: Any, x: Any, signed: bool) -> Any:
+        """Emit start + the sums of each four products of stored bytes with int8.
+
+        Parameters
+        ----------
+        start : LLVM value
+            n lanes of int32.
+        weights, x : LLVM value
+            4 n bytes; |x| is at most 127.
+        signed : bool
+            Whether the weights were, before they were stored.
+        """
+        b = self.builder
+        wide = ir.VectorType(ir.IntType(32), weights.type.count)
+        widen = b.sext if signed else b.zext
         products = b.mul(widen(weights, wide), b.sext(x, wide))
-        return quarter_sums(b, products)
-
-
-def quarter_sums(builder: Any, values: Any) -> Any:
-    """Emit the sums of each four neighbours among 32 int32 lanes."""
-    parts = [
-        builder.shuffle_vector(values, values, ir.Constant(QUADS, list(range(at, GROUP, 4))))
-        for at in range(4)
-    ]
-    return builder.add(builder.add(parts[0], parts[1]), builder.add(parts[2], parts[3]))
+        count = start.type.count
+        lanes = ir.VectorType(ir.IntType(32), count)
+        parts = [
+            b.shuffle_vector(products, products, ir.Constant(lanes, list(range(at, 4 * count, 4))))
+            for at in range(4)
+        ]
+        return b.add(start, b.add(b.add(parts[0], parts[1]), b.add(parts[2], parts[3])))
 
 
 class Avx2Integers(Integers):
     """Emit vpmaddubsw, whose sums of two stay below 2^15 here, then vpmaddwd."""
 
-    def unsigned(self, weights: Any, x: Any) -> Any:
-        """Emit sums of four products of unsigned weights, at most 63 each."""
-        words = ir.VectorType(_I16, 16)
-        pairs = self.level.call("llvm.x86.avx2.pmadd.ub.sw", words, [weights, x])
-        return self.level.call("llvm.x86.avx2.pmadd.wd", QUADS, [pairs, _fill(words, 1)])
-
-    def signed(self, weights: Any, x: Any, sums: Any) -> Any:
-        """Emit |w| times x with the sign of w: 2 * 128 * 127 < 2^15."""
-        size = self.level.call("llvm.x86.avx2.psign.b", _BYTES, [weights, weights])
-        turned = self.level.call("llvm.x86.avx2.psign.b", _BYTES, [x, weights])
-        return self.unsigned(size, turned)
+    def dot(self, start: Any, weights: Any, x: Any, signed: bool) -> Any:
+        """Emit products of unsigned weights below 64, or of |w| and x with the sign of w."""
+        call, words = self.level.call, ir.VectorType(_I16, 16)
+        if signed:  # 2 * 128 * 127 < 2^15
+            weights, x = (
+                call("llvm.x86.avx2.psign.b", BYTES, [value, weights]) for value in (weights, x)
+            )
+        pairs = call("llvm.x86.avx2.pmadd.ub.sw", words, [weights, x])
+        sums = call("llvm.x86.avx2.pmadd.wd", QUADS, [pairs, _fill(words, 1)])
+        return self.builder.add(start, sums)
 
 
 class Avx512Integers(Integers):
-    """Emit vpdpbusd."""
+    """Emit vpdpbusd, which takes unsigned weights: signed ones are stored plus 128."""
 
-    def unsigned(self, weights: Any, x: Any) -> Any:
-        """Emit sums of four products of unsigned weights."""
-        return self._dot(_fill(QUADS, 0), weights, x)
+    signed_bias = 128
 
-    def signed(self, weights: Any, x: Any, sums: Any) -> Any:
-        """Emit (w + 128) x - 128 x."""
-        above = self.builder.xor(weights, _fill(_BYTES, -128))
-        below = self.builder.mul(sums, _fill(QUADS, -128))
-        return self._dot(below, above, x)
+    def dot(self, start: Any, weights: Any, x: Any, signed: bool) -> Any:
+        """Emit the dot product."""
+        b, kind = self.builder, start.type
+        operands = [start, b.bitcast(weights, kind), b.bitcast(x, kind)]
+        return self.level.call(f"llvm.x86.avx512.vpdpbusd.{32 * kind.count}", kind, operands)
 
-    def _dot(self, start: Any, weights: Any, x: Any) -> Any:
-        b = self.builder
-        operands = [start, b.bitcast(weights, QUADS), b.bitcast(x, QUADS)]
-        return self.level.call("llvm.x86.avx512.vpdpbusd.256", QUADS, operands)
+
+_EMITTERS: Mapping[str, type[Integers]] = {
+    "avx512": Avx512Integers,
+    "avx2": Avx2Integers,
+    "portable": Integers,
+}
 
 
 def integer_emitter(level: str, builder: Any) -> Integers:
     """Return the emitter of a level."""
-    kinds = {"avx512": Avx512Integers, "avx2": Avx2Integers, "portable": Integers}
-    return kinds[level](builder, level)
+    return _EMITTERS[level](builder, level)
 
 
-def _bits(e: Integers, values: Any, shift: int, mask: int) -> Any:
-    return e.level.small_shifted(values, shift, mask)
+def integer_bias(level: str, encoding: str) -> int:
+    """Return what has to be subtracted from the bytes that a level stores."""
+    bias = INTEGERS[encoding].bias
+    return _EMITTERS[level].signed_bias if bias is None else bias
 
 
-def _q8_0(e: Integers, p: Any) -> Iterator[Group]:
-    yield Group(e.bytes(p, 2), None, (0,))
+def alike(level: str, encoding: str) -> str:
+    """Return the first encoding whose bytes, once stored, are multiplied like this one's."""
+
+    def kind(name: str) -> tuple[int, bool, bool]:
+        meaning = INTEGERS[name]
+        signed = meaning.bias is None and not _EMITTERS[level].signed_bias
+        return meaning.units, meaning.shifted, signed
+
+    return next(name for name in INTEGERS if kind(name) == kind(encoding))
 
 
-def _q4_0(e: Integers, p: Any) -> Iterator[Group]:
-    yield Group(e.nibbles(p, 2), 8, (0,))
+def _q8_0(e: Integers, p: Place) -> Iterator[Group]:
+    yield Group(e.both(p, 2), (0,))
 
 
-def _q4_1(e: Integers, p: Any) -> Iterator[Group]:
-    yield Group(e.nibbles(p, 4), 0, (0,), (1,))
+def _q4_0(e: Integers, p: Place) -> Iterator[Group]:
+    yield Group(e.nibbles(p, 2), (0,))
 
 
-def _q5_0(e: Integers, p: Any) -> Iterator[Group]:
-    top = e.where(e.level.word(p, 2, 32), 16)
-    yield Group(e.builder.or_(e.nibbles(p, 6), top), 16, (0,))
+def _q4_1(e: Integers, p: Place) -> Iterator[Group]:
+    yield Group(e.nibbles(p, 4), (0,), (1,))
 
 
-def _q5_1(e: Integers, p: Any) -> Iterator[Group]:
-    top = e.where(e.level.word(p, 4, 32), 16)
-    yield Group(e.builder.or_(e.nibbles(p, 8), top), 0, (0,), (1,))
+def _q5_0(e: Integers, p: Place) -> Iterator[Group]:
+    yield Group(e.joined(e.nibbles(p, 6), e.fifth_bits(p, 2)), (0,))
 
 
-def _iq4_nl(e: Integers, p: Any) -> Iterator[Group]:
-    yield Group(e.codes(CODES_IQ4, p, 2), None, (0,))
+def _q5_1(e: Integers, p: Place) -> Iterator[Group]:
+    yield Group(e.joined(e.nibbles(p, 8), e.fifth_bits(p, 4)), (0,), (1,))
 
 
-def _mxfp4(e: Integers, p: Any) -> Iterator[Group]:
-    yield Group(e.codes(CODES_MXFP4, p, 1), None, (0,))
+def _iq4_nl(e: Integers, p: Place) -> Iterator[Group]:
+    yield Group(e.codes(CODES_IQ4, p, 2), (0,))
 
 
-def _q4_k(e: Integers, p: Any) -> Iterator[Group]:
+def _mxfp4(e: Integers, p: Place) -> Iterator[Group]:
+    yield Group(e.codes(CODES_MXFP4, p, 1), (0,))
+
+
+def _q4_k(e: Integers, p: Place) -> Iterator[Group]:
     for group in range(8):
-        packed = e.bytes(p, 16 + 32 * (group // 2))
-        yield Group(_bits(e, packed, 4 * (group % 2), 15), 0, (group,), (8 + group,))
+        packed = e.both(p, 16 + 32 * (group // 2))
+        yield Group(e.bits(packed, 4 * (group % 2), 15), (group,), (8 + group,))
 
 
-def _q5_k(e: Integers, p: Any) -> Iterator[Group]:
-    tops = e.bytes(p, 16)
+def _q5_k(e: Integers, p: Place) -> Iterator[Group]:
+    tops = e.both(p, 16)
     for group in range(8):
-        low = _bits(e, e.bytes(p, 48 + 32 * (group // 2)), 4 * (group % 2), 15)
-        value = e.builder.or_(low, _bits(e, tops, group - 4, 16))
-        yield Group(value, 0, (group,), (8 + group,))
+        low = e.bits(e.both(p, 48 + 32 * (group // 2)), 4 * (group % 2), 15)
+        yield Group(e.joined(low, e.bits(tops, group - 4, 16)), (group,), (8 + group,))
 
 
-def _q6_k(e: Integers, p: Any) -> Iterator[Group]:
+def _q6_k(e: Integers, p: Place) -> Iterator[Group]:
     for part in range(2):
         for quarter in range(4):
-            low = e.bytes(p, 64 * part + 32 * (quarter % 2))
-            top = _bits(e, e.bytes(p, 128 + 32 * part), 2 * quarter - 4, 0x30)
-            value = e.builder.or_(_bits(e, low, 4 * (quarter // 2), 15), top)
+            low = e.both(p, 64 * part + 32 * (quarter % 2))
+            top = e.bits(e.both(p, 128 + 32 * part), 2 * quarter - 4, 0x30)
             first = 8 * part + 2 * quarter
-            yield Group(value, 32, (first, first + 1))
+            value = e.joined(e.bits(low, 4 * (quarter // 2), 15), top)
+            yield Group(value, (first, first + 1))
 
 
-def _q2_k(e: Integers, p: Any) -> Iterator[Group]:
+def _q2_k(e: Integers, p: Place) -> Iterator[Group]:
     for group in range(8):
-        value = _bits(e, e.bytes(p, 16 + 32 * (group // 4)), 2 * (group % 4), 3)
+        value = e.bits(e.both(p, 16 + 32 * (group // 4)), 2 * (group % 4), 3)
         first = 2 * group
-        yield Group(value, 0, (first, first + 1), (16 + first, 17 + first))
+        yield Group(value, (first, first + 1), (16 + first, 17 + first))
 
 
-def _q3_k(e: Integers, p: Any) -> Iterator[Group]:
-    tops = e.bytes(p, 0)
+def _q3_k(e: Integers, p: Place) -> Iterator[Group]:
+    tops = e.both(p, 0)
     for group in range(8):
-        low = _bits(e, e.bytes(p, 32 + 32 * (group // 4)), 2 * (group % 4), 3)
-        value = e.builder.or_(low, _bits(e, tops, group - 2, 4))
-        yield Group(value, 4, (2 * group, 2 * group + 1))
+        low = e.bits(e.both(p, 32 + 32 * (group // 4)), 2 * (group % 4), 3)
+        value = e.joined(low, e.bits(tops, group - 2, 4))
+        yield Group(value, (2 * group, 2 * group + 1))
 
 
-def _iq4_xs(e: Integers, p: Any) -> Iterator[Group]:
+def _iq4_xs(e: Integers, p: Place) -> Iterator[Group]:
     for group in range(8):
-        yield Group(e.codes(CODES_IQ4, p, 8 + 16 * group), None, (group,))
+        yield Group(e.codes(CODES_IQ4, p, 8 + 16 * group), (group,))
 
 
-INTEGERS: Mapping[str, Callable[[Integers, Any], Iterator[Group]]] = {
-    "q8_0": _q8_0,
-    "q4_0": _q4_0,
-    "q4_1": _q4_1,
-    "q5_0": _q5_0,
-    "q5_1": _q5_1,
-    "iq4_nl": _iq4_nl,
-    "mxfp4": _mxfp4,
-    "q2_k": _q2_k,
-    "q3_k": _q3_k,
-    "q4_k": _q4_k,
-    "q5_k": _q5_k,
-    "q6_k": _q6_k,
-    "iq4_xs": _iq4_xs,
+INTEGERS: Mapping[str, Meaning] = {
+    "q8_0": Meaning(_q8_0, None),
+    "q4_0": Meaning(_q4_0, 8),
+    "q4_1": Meaning(_q4_1, 0, shifted=True),
+    "q5_0": Meaning(_q5_0, 16),
+    "q5_1": Meaning(_q5_1, 0, shifted=True),
+    "iq4_nl": Meaning(_iq4_nl, None),
+    "mxfp4": Meaning(_mxfp4, None),
+    "q2_k": Meaning(_q2_k, 0, units=2, shifted=True),
+    "q3_k": Meaning(_q3_k, 4, units=2),
+    "q4_k": Meaning(_q4_k, 0, shifted=True),
+    "q5_k": Meaning(_q5_k, 0, shifted=True),
+    "q6_k": Meaning(_q6_k, 32, units=2),
+    "iq4_xs": Meaning(_iq4_xs, None),
 }

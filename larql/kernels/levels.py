@@ -60,9 +60,10 @@ class Portable:
         return self.builder.and_(left, constant(small.type, mask))
 
     def small_choice(self, word: Any, set_: int, clear: int) -> Any:
-        """Emit bytes `set_` or `clear` by the bits of a 16-bit word."""
-        kind = ir.VectorType(_I8, LANES)
-        mask = self.builder.bitcast(word, ir.VectorType(ir.IntType(1), LANES))
+        """Emit bytes `set_` or `clear` by the bits of a word."""
+        count = word.type.width
+        kind = ir.VectorType(_I8, count)
+        mask = self.builder.bitcast(word, ir.VectorType(ir.IntType(1), count))
         return self.builder.select(mask, constant(kind, set_), constant(kind, clear))
 
     def widened(self, small: Any) -> Any:
@@ -95,8 +96,13 @@ class Portable:
 
     def halves(self, address: Any) -> Any:
         """Emit 16 binary16 numbers as float32 lanes."""
-        packed = read(self.builder, address, ir.VectorType(_I16, LANES))
-        return self._widen_half(packed, I32.llvm, F32.llvm)
+        return self.halves_of(read(self.builder, address, ir.VectorType(_I16, LANES)))
+
+    def halves_of(self, packed: Any) -> Any:
+        """Emit the binary16 numbers of n 16-bit lanes as float32 lanes."""
+        count = packed.type.count
+        wide = ir.VectorType(_I32, count), ir.VectorType(ir.FloatType(), count)
+        return self._widen_half(packed, *wide)
 
     def _widen_half(self, packed: Any, word: Any, number: Any) -> Any:
         b = self.builder
@@ -136,6 +142,28 @@ class Portable:
             integers = self.builder.add(integers, constant(I32.llvm, int(first)))
         return self.scaled(integers, scale, shift)
 
+    def set_bits(self, address: Any, at: int, first: int) -> Any:
+        """Emit a mask of 16 lanes from the bits `first` … `first` + 15 of a 32-bit word."""
+        word = self.word(address, at + first // 8, LANES)
+        return self.builder.bitcast(word, ir.VectorType(ir.IntType(1), LANES))
+
+    def bytes_with(self, small: Any, bit: int) -> Any:
+        """Emit a mask of the bytes in which a bit is set."""
+        found = self.builder.and_(small, constant(small.type, 1 << bit))
+        return self.builder.icmp_unsigned("!=", found, constant(small.type, 0))
+
+    def affine5(self, scale: Any, first: int, shift: Any | None) -> Any:
+        """Prepare scale * (q + first) + shift for 5-bit q; return what `lookup5` takes."""
+        return scale, first, shift
+
+    def lookup5(self, prepared: Any, small: Any, high: bool, fifth: Any) -> Any:
+        """Emit the prepared function of four bits of each byte, the high or the low, and a mask."""
+        scale, first, shift = prepared
+        low = self.small_bits(small, 4 if high else 0, 15)
+        kind = low.type
+        top = self.builder.select(fifth, constant(kind, 16 + first), constant(kind, first))
+        return self.scaled(self.widened(self.builder.add(low, top)), scale, shift)
+
     def codebook(self, values: Sequence[int], scale: Any) -> Any:
         """Prepare scale * values[q] for 4-bit q; return what `lookup_code` takes."""
         return tuple(values), scale
@@ -147,10 +175,10 @@ class Portable:
         return self.scaled(self.widened(self.code_bytes(values, index)), scale)
 
     def code_bytes(self, values: Sequence[int], index: Any) -> Any:
-        """Emit the codebook's values of 16 bytes below 16."""
+        """Emit the codebook's values of bytes below 16."""
         table = ir.Constant(_SMALL, [value & 255 for value in values])
-        found = ir.Constant(_SMALL, ir.Undefined)
-        for lane in range(LANES):
+        found = ir.Constant(index.type, ir.Undefined)
+        for lane in range(index.type.count):
             number = self.builder.zext(self.builder.extract_element(index, _I32(lane)), _I32)
             entry = self.builder.extract_element(table, number)
             found = self.builder.insert_element(found, entry, _I32(lane))
@@ -161,13 +189,16 @@ class Avx2(Portable):
     """Emit for AVX2, FMA and F16C."""
 
     def _widen_half(self, packed: Any, word: Any, number: Any) -> Any:
-        kind = ir.VectorType(ir.HalfType(), LANES) if number == F32.llvm else ir.HalfType()
+        half: Any = ir.HalfType()
+        kind = ir.VectorType(half, number.count) if isinstance(number, ir.VectorType) else half
         return self.builder.fpext(self.builder.bitcast(packed, kind), number)
 
     def code_bytes(self, values: Sequence[int], index: Any) -> Any:
-        """Emit the codebook's values of 16 bytes below 16."""
-        table = ir.Constant(_SMALL, [value & 255 for value in values])
-        return self.call("llvm.x86.ssse3.pshuf.b.128", _SMALL, [table, index])
+        """Emit the codebook's values of bytes below 16."""
+        count = index.type.count
+        table = ir.Constant(index.type, [value & 255 for value in values] * (count // LANES))
+        name = {16: "llvm.x86.ssse3.pshuf.b.128", 32: "llvm.x86.avx2.pshuf.b"}[count]
+        return self.call(name, index.type, [table, index])
 
 
 class Avx512(Avx2):
@@ -184,6 +215,36 @@ class Avx512(Avx2):
     def lookup4(self, prepared: Any, packed: Any) -> Any:
         """Emit the look-up; it heeds only the low four bits of each lane."""
         return self.call("llvm.x86.avx512.permvar.sf.512", F32.llvm, [prepared, packed])
+
+    def affine5(self, scale: Any, first: int, shift: Any | None) -> Any:
+        """Prepare the thirty-two possible results."""
+        return tuple(self.affine4(scale, float(first + at), shift) for at in (0, 16))
+
+    def set_bits(self, address: Any, at: int, first: int) -> Any:
+        """Emit int32 lanes whose fifth bits are some bits of a 32-bit word."""
+        turns = ir.Constant(I32.llvm, [(first + lane - 4) % 32 for lane in range(LANES)])
+        wide = spread(self.builder, self.word(address, at, 32))
+        return self.call("llvm.fshr.v16i32", I32.llvm, [wide, wide, turns])
+
+    def bytes_with(self, small: Any, bit: int) -> Any:
+        """Emit int32 lanes whose fifth bits are one bit of each byte."""
+        b = self.builder
+        wide = b.zext(small, I32.llvm)
+        if bit < 4:
+            return b.shl(wide, constant(I32.llvm, 4 - bit))
+        return b.lshr(wide, constant(I32.llvm, bit - 4)) if bit > 4 else wide
+
+    def lookup5(self, prepared: Any, small: Any, high: bool, fifth: Any) -> Any:
+        """Emit the look-up; it heeds only the low five bits of each lane."""
+        b = self.builder
+        index = b.zext(small, I32.llvm)
+        if high:
+            index = b.lshr(index, constant(I32.llvm, 4))
+        # The lowest four bits of one, the rest of the other.
+        operands = [constant(I32.llvm, 15), index, fifth, _I32(0xCA)]
+        index = self.call("llvm.x86.avx512.pternlog.d.512", I32.llvm, operands)
+        name, (low, up) = "llvm.x86.avx512.vpermi2var.ps.512", prepared
+        return self.call(name, F32.llvm, [low, index, up])
 
     def codebook(self, values: Sequence[int], scale: Any) -> Any:
         """Prepare the sixteen possible results."""

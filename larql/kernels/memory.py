@@ -15,6 +15,7 @@ from larql.kernels.vector import F32, LANES
 __all__ = [
     "address_of",
     "call_kernel",
+    "fetch",
     "load",
     "load_f32",
     "load_f64",
@@ -23,6 +24,7 @@ __all__ = [
     "store",
     "store_f32",
     "store_f64",
+    "store_i32",
     "store_i64",
     "store_part",
     "words",
@@ -124,6 +126,12 @@ def store_f64(typingctx: Any, address: Any, value: Any) -> Any:
 
 
 @instruction
+def store_i32(typingctx: Any, address: Any, value: Any) -> Any:
+    """Write one int32."""
+    return _storer(types.int32)
+
+
+@instruction
 def store_i64(typingctx: Any, address: Any, value: Any) -> Any:
     """Write one int64."""
     return _storer(types.int64)
@@ -207,6 +215,17 @@ def words(typingctx: Any, values: Any) -> Any:
         return place
 
     return (types.int64(values), emit) if isinstance(values, types.BaseTuple) else None
+
+
+@instruction
+def fetch(typingctx: Any, address: Any) -> Any:
+    """Have the cache line of `address` read ahead of its use; any address will do."""
+
+    def emit(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        prefetch(builder, args[0])
+        return context.get_dummy_value()
+
+    return types.void(types.int64), emit
 
 
 @instruction

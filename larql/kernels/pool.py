@@ -37,7 +37,7 @@ __all__ = ["Pool", "runner"]
 
 # Byte offsets in the slot; words that different threads write are on cache lines of their own.
 _TICKET, _DONE, _FUNCTION, _PARAMETERS, _TASKS, _SLEEPERS, _STOP = 0, 128, 256, 264, 272, 384, 512
-_SPIN, _CALL_NUMBER = 520, 528
+_SPIN, _CALL_NUMBER, _SPLIT = 520, 528, 536
 _SLOT_BYTES = 640
 _CLOSED = 0xFFFFFFFF
 _WAIT, _WAKE = 128, 129  # FUTEX_WAIT and FUTEX_WAKE, private to the process
@@ -55,9 +55,13 @@ def _claim(variant: Any, slot: int, worker: int) -> int:
             seen: int = ticket >> 32
             return seen
         function, parameters = load_i64(slot + _FUNCTION), load_i64(slot + _PARAMETERS)
-        if swap_if(slot + _TICKET, ticket, ticket + 1):
-            call_kernel(function, parameters, task, worker)
-            atomic_add(slot + _DONE, 1)
+        # Neighbouring tasks in one claim: memory is read in long runs, and the last claims are
+        # single tasks, so that threads finish together even on busy cores.
+        count = max(1, (load_i64(slot + _TASKS) - task) // load_i64(slot + _SPLIT))
+        if swap_if(slot + _TICKET, ticket, ticket + count):
+            for index in range(task, task + count):
+                call_kernel(function, parameters, index, worker)
+            atomic_add(slot + _DONE, count)
 
 
 @kernel
@@ -144,6 +148,7 @@ class Pool:
         self._stop: npt.NDArray[np.int64] = words[base + _STOP // 8 :][:1]
         # With more threads than cores a spinning worker keeps a working one from running.
         words[base + _SPIN // 8] = _SPINS if threads <= setup.usable_cores() else 0
+        words[base + _SPLIT // 8] = 2 * threads
         words[base + _CALL_NUMBER // 8] = _FUTEX_CALL[platform.machine().lower()]
         self.free = threading.Lock()
         call = native(work)

@@ -7,7 +7,7 @@ panel of rows is decoded once into scratch memory. Both add the same numbers in 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
@@ -15,19 +15,12 @@ import numpy as np
 import numpy.typing as npt
 
 from larql.kernels import setup
-from larql.kernels.check import flat_bytes, refuse
+from larql.kernels.check import address, float_matrix
 from larql.kernels.encodings import block
 from larql.kernels.expand import PREPARED, expand, expand_rest, prepare, prepared_room
-from larql.kernels.jit import (
-    BYTES,
-    MATRIX,
-    WORD,
-    Variant,
-    compiled_address,
-    compiled_entry,
-    kernel,
-)
-from larql.kernels.memory import address_of, call_kernel, load_i64, words
+from larql.kernels.jit import Variant, compiled_address, kernel
+from larql.kernels.memory import call_kernel, load_i64
+from larql.kernels.parts import Job, Part, check_parts, rounded_up, run_together, share_rows
 from larql.kernels.shape import (
     narrow,
     scale_count,
@@ -36,18 +29,17 @@ from larql.kernels.shape import (
     tile_columns,
     tile_rows,
 )
-from larql.kernels.threads import begin, scratch, submit, threads
+from larql.kernels.threads import scratch, threads
 from larql.kernels.tile import coded_tile, plain_tile
 
-__all__ = ["batch_rows", "expander", "product", "share_rows"]
+__all__ = ["expander", "products"]
 
 # (rows, columns) of a register tile: sums, weights and one vector must fit the register file.
 _CODED = {"avx512": (4, 1), "avx2": (4, 1), "portable": (2, 1)}
 _PLAIN = {"avx512": (4, 6), "avx2": (2, 3), "portable": (1, 2)}
 _PANEL_BYTES = 192 << 10  # decoded rows of a task stay in the second-level cache
-_TASK_BYTES = 16 << 10
 _BATCH_BYTES = 10 << 10
-_TASKS_PER_THREAD = 8  # so that threads finish together on busy cores
+_ROWS = 4  # rows of a task and of a batch are a multiple
 
 
 @kernel
@@ -71,8 +63,8 @@ def _expand_row(variant: Any, source: int, target: int, columns: int) -> None:
 @kernel
 def _coded_rows(variant: Any, p: int, task: int, worker: int) -> None:
     weight, stride, rows = load_i64(p), load_i64(p + 8), load_i64(p + 16)
-    blocks, x, out, share = load_i64(p + 24), load_i64(p + 32), load_i64(p + 56), load_i64(p + 72)
-    batch = load_i64(p + 80)
+    blocks, x, out = load_i64(p + 24), load_i64(p + 32), load_i64(p + 40)
+    share, batch = load_i64(p + 48), load_i64(p + 56)
     room = prepared_room(variant)
     row = task * share
     end = min(row + share, rows)
@@ -133,23 +125,6 @@ def _panel(variant: Any, p: int, task: int, worker: int) -> None:
         column += width
 
 
-@kernel
-def _enter(
-    run: int, pool: int, function: int, tasks: int, weight: Any, x: Any, out: Any, row_bytes: int,
-    amount: int, share: int, reader: int, place: int, slot: int, stride: int,
-) -> None:  # fmt: skip
-    count, rows = out.shape
-    begin(run, pool, function, tasks, words((
-        address_of(weight), row_bytes, rows, amount, address_of(x), x.shape[1] * 4, count,
-        address_of(out), rows * 4, share, reader, place, slot, stride,
-    )))  # fmt: skip
-
-
-@cache
-def _entry() -> Callable[..., None]:
-    return compiled_entry(_enter, BYTES, MATRIX, MATRIX, *[WORD] * 7)
-
-
 @cache
 def expander(encoding: str) -> int:
     """Return the address of code that decodes one row of `encoding` to float32."""
@@ -168,81 +143,73 @@ def _plain() -> int:
     return compiled_address(_panel, Variant(level, "", *_PLAIN[level]))
 
 
-def product(
-    weight: npt.NDArray[np.uint8],
-    encoding: str,
-    rows: int,
-    columns: int,
-    x: npt.NDArray[np.float32],
-    out: npt.NDArray[np.float32],
-) -> None:
-    """Multiply each row of `weight` with each vector of `x`.
+def _direct(part: Part) -> bool:
+    """Return whether rows can be decoded in registers: whole steps, scales that fit."""
+    geometry = block(part.encoding)
+    numbers = 4 * geometry.scales * part.columns
+    return part.columns % geometry.step == 0 and numbers <= PREPARED * geometry.step
+
+
+def _in_registers(part: Part, x: npt.NDArray[np.float32]) -> Job:
+    geometry, stride = block(part.encoding), part.row_bytes
+    blocks = part.columns // geometry.step
+    share = share_rows(part.rows, stride, _ROWS)
+    rows = min(_BATCH_BYTES // max(stride, 1), PREPARED // max(blocks * geometry.scales, 1))
+    batch = max(_ROWS, rows // _ROWS * _ROWS)
+    words = (
+        part.address, stride, part.rows, blocks, address(x), address(part.out), share, batch
+    )  # fmt: skip
+    return Job(_coded(part.encoding), -(-part.rows // share), words)
+
+
+def _stride(part: Part) -> int:
+    return (rounded_up(part.columns, 16) + 16) * 4
+
+
+def _share(part: Part) -> int:
+    tall = max(4, _PANEL_BYTES // _stride(part))
+    return rounded_up(min(tall, -(-part.rows // (8 * threads()))), 4)
+
+
+def _by_panels(part: Part, x: npt.NDArray[np.float32], place: int, slot: int) -> Job:
+    share = _share(part)
+    words = (
+        part.address, part.row_bytes, part.rows, part.columns, address(x), x.shape[1] * 4,
+        x.shape[0], address(part.out), part.rows * 4, share, expander(part.encoding), place, slot,
+        _stride(part),
+    )  # fmt: skip
+    return Job(_plain(), -(-part.rows // share), words)
+
+
+def products(parts: Sequence[Part], x: npt.NDArray[np.float32]) -> None:
+    """Multiply each row of some matrices with each vector of `x`.
 
     The bits of ``out[c, r]`` depend on row r and vector c alone: not on how many of either there
-    are, on the thread count or on the instruction set.
+    are, on what else is multiplied, on the thread count or on the instruction set.
 
     Parameters
     ----------
-    weight : uint8 [rows * row_bytes] or [rows, row_bytes]
-        Stored bytes, C-contiguous, at any address, never written.
-    encoding : str
-        Key of `larql.kernels.encodings.BLOCKS`.
-    rows, columns : int
-        Logical shape; `columns` is the contracted axis.
+    parts : sequence of Part
+        Matrices of as many columns as `x`, and where their products go.
     x : float32 [C, columns]
         C-contiguous.
-    out : float32 [C, rows]
-        C-contiguous; overwritten.
 
     Raises
     ------
     ValueError
-        When an array's shape, type or layout is not as above, or the encoding is unknown.
+        When an operand's shape, type or layout is not as above, or an encoding is unknown.
     """
-    geometry = block(encoding)
-    row_bytes = geometry.row_bytes(columns)
-    weight = flat_bytes(weight, rows * row_bytes)
-    count = x.shape[0]
-    if x.shape != (count, columns) or out.shape != (count, rows):
-        refuse(("x", x, (count, columns)), ("out", out, (count, rows)))
-    if count == 0 or rows == 0:
+    if x.ndim != 2:
+        raise ValueError(f"x must be [C, columns], found shape {x.shape}")
+    check_parts(parts, x.shape[1], x.shape[0])
+    float_matrix(x, x.shape, "x")
+    parts = [part for part in parts if part.out.size]
+    if not parts:
         return
-    pieces = _TASKS_PER_THREAD * threads()
-    numbers = geometry.scales
-    direct = (
-        count == 1 and columns % geometry.step == 0
-        and 4 * numbers * columns <= PREPARED * geometry.step
-    )  # fmt: skip
-    if direct:
-        share = share_rows(rows, row_bytes, threads())
-        # For this kernel the reader's word holds how many rows are prepared at a time.
-        function, amount = _coded(encoding), columns // geometry.step
-        reader, place, slot, stride = batch_rows(row_bytes, amount * numbers), 0, 0, 0
-    else:
-        stride = (-(-columns // 16) * 16 + 16) * 4
-        share = _rounded(min(max(4, _PANEL_BYTES // stride), -(-rows // pieces)), 4)
-        function, reader, amount = _plain(), expander(encoding), columns
-        place, slot = scratch(share * stride)
-    try:
-        submit(
-            _entry(), function, -(-rows // share), weight, x, out, row_bytes, amount, share, reader,
-            place, slot, stride,
-        )  # fmt: skip
-    except TypeError:
-        refuse(("x", x, (count, columns)), ("out", out, (count, rows)))
-
-
-def batch_rows(row_bytes: int, numbers: int) -> int:
-    """Return how many rows are prepared at a time: as many as stay in the first-level cache."""
-    rows = min(_BATCH_BYTES // max(row_bytes, 1), PREPARED // max(numbers, 1))
-    return max(4, rows // 4 * 4)
-
-
-def share_rows(rows: int, row_bytes: int, workers: int) -> int:
-    """Return how many rows a task takes when rows are decoded in registers."""
-    least = max(1, _TASK_BYTES // max(row_bytes, 1))
-    return _rounded(max(least, -(-rows // (_TASKS_PER_THREAD * workers))), 8)
-
-
-def _rounded(value: int, multiple: int) -> int:
-    return -(-value // multiple) * multiple
+    direct = [part for part in parts if len(x) == 1 and _direct(part)]
+    others = [part for part in parts if part not in direct]
+    jobs = [_in_registers(part, x) for part in direct]
+    if others:
+        place, slot = scratch(max(_share(part) * _stride(part) for part in others))
+        jobs += [_by_panels(part, x, place, slot) for part in others]
+    run_together(jobs, *parts, x)

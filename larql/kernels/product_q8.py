@@ -1,172 +1,157 @@
-"""Products with activations rounded to eight bits: faster for one vector, and approximate.
+"""Products with activations rounded to eight bits: faster, and approximate.
 
-Each block of 32 activations becomes a float32 scale and 32 integers within ±127. The products are
-then exact integers, so that they have the same bits on every instruction set; what is summed in
-float32, and in which order, is said in `larql.kernels.integer_tile`.
+The products of a unit of weights are exact integers, so that they have the same bits on every
+instruction set; what is summed in float32, and in which order, is said in
+`larql.kernels.integer_rows`. A few vectors are multiplied one by one, while eight rows are unpacked
+in registers; for many, a panel of rows is unpacked once into scratch memory.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
-
 from larql.kernels import setup
-from larql.kernels.check import flat_bytes, float_matrix, refuse
+from larql.kernels.check import address
 from larql.kernels.encodings import block
-from larql.kernels.expand import PREPARED, prepare, prepared_room
-from larql.kernels.integer_tile import integer_tile, store_rounded, store_sums
-from larql.kernels.integers import GROUP, INTEGERS
-from larql.kernels.jit import (
-    BYTES,
-    MATRIX,
-    WORD,
-    Variant,
-    compiled_address,
-    compiled_entry,
-    kernel,
-    types,
+from larql.kernels.expand import (
+    PREPARED,
+    prepare,
+    prepare_eight,
+    prepared_room,
+    unpack_integers,
 )
-from larql.kernels.memory import address_of, load, load_i64, store_f32, words
-from larql.kernels.product import batch_rows, share_rows
-from larql.kernels.shape import narrow, scale_count, tile_columns, tile_rows
-from larql.kernels.threads import begin, submit, threads
-from larql.kernels.vector import bits, lane_maximum, lane_sum, select, splat, whole_lanes
+from larql.kernels.integer_panel import integer_panel
+from larql.kernels.integer_rows import EIGHT, integer_rows
+from larql.kernels.integers import GROUP, INTEGERS, alike, integer_bias
+from larql.kernels.jit import Variant, compiled_address, kernel
+from larql.kernels.memory import call_kernel, fetch, load_i64
+from larql.kernels.parts import Job, Part, check_parts, rounded_up, run_together, share_rows
+from larql.kernels.rounding import QuantizedRows
+from larql.kernels.scales import EIGHT_SPARE
+from larql.kernels.shape import (
+    narrow,
+    scale_count,
+    step_bytes,
+    step_elements,
+    tile_columns,
+    tile_rows,
+    unit_count,
+)
+from larql.kernels.threads import scratch, threads
 
-__all__ = ["QuantizedRows", "product_q8", "quantize_rows", "takes_integers"]
+__all__ = ["products_q8", "takes_integers"]
 
-_TILE = {"avx512": (4, 2), "avx2": (4, 1), "portable": (1, 1)}
-_SHARE = 8192  # elements of a quantising task
-_ZERO, _MOST, _ROUND = np.float32(0), np.float32(127), np.float32(12582912.0)
-_SIZE = np.int32(0x7FFFFFFF)
-
-
-@dataclass(frozen=True)
-class QuantizedRows:
-    """Vectors rounded to eight bits.
-
-    Attributes
-    ----------
-    values : int8 [C, K]
-        Within ±127.
-    scales : float32 [C, K / 32]
-        Of each block of 32; NaN where the block held a NaN or an infinity.
-    sums : int32 [C, K / 4]
-        Of each four neighbouring values.
-    """
-
-    values: npt.NDArray[np.int8]
-    scales: npt.NDArray[np.float32]
-    sums: npt.NDArray[np.int32]
-
-
-@kernel
-def _quantize(variant: Any, p: int, task: int, worker: int) -> None:
-    x, values, scales = load_i64(p), load_i64(p + 8), load_i64(p + 16)
-    sums, groups, share = load_i64(p + 24), load_i64(p + 32), load_i64(p + 40)
-    for group in range(task * share, min(groups, (task + 1) * share)):
-        a, b = load(x + group * 128), load(x + group * 128 + 64)
-        poison = lane_sum((a - a) + (b - b))  # zero, or NaN where something is not finite
-        size_a, size_b = bits(bits(a) & splat(_SIZE)), bits(bits(b) & splat(_SIZE))
-        largest = lane_maximum(select(size_a < size_b, size_b, size_a))
-        scale = largest / _MOST
-        place = values + group * 32
-        if poison == _ZERO and scale > _ZERO:
-            store_rounded(place, whole_lanes(a / splat(scale), splat(_MOST), splat(_ROUND)))
-            store_rounded(place + 16, whole_lanes(b / splat(scale), splat(_MOST), splat(_ROUND)))
-        else:
-            store_rounded(place, splat(_ZERO))
-            store_rounded(place + 16, splat(_ZERO))
-            scale = poison
-        store_f32(scales + group * 4, scale)
-        store_sums(place, sums + group * 32)
-
-
-@kernel
-def _enter_quantize(
-    run: int, pool: int, function: int, tasks: int, x: Any, values: Any, scales: Any, sums: Any,
-    share: int,
-) -> None:  # fmt: skip
-    begin(run, pool, function, tasks, words((
-        address_of(x), address_of(values), address_of(scales), address_of(sums), scales.size, share,
-    )))  # fmt: skip
+# (rows, blocks of vectors) of a register tile.
+_TILE = {"avx512": (4, 3), "avx2": (2, 1), "portable": (2, 1)}
+_PANEL_BYTES = 128 << 10
+_AHEAD_BYTES = 8 << 10
 
 
 @kernel
 def _rows(variant: Any, p: int, task: int, worker: int) -> None:
-    weight, stride, rows = load_i64(p), load_i64(p + 8), load_i64(p + 16)
-    blocks, values, scales, sums = (
-        load_i64(p + 24), load_i64(p + 32), load_i64(p + 40), load_i64(p + 48)
+    weight, stride, rows, blocks = (
+        load_i64(p), load_i64(p + 8), load_i64(p + 16), load_i64(p + 24)
     )  # fmt: skip
-    columns, count, out = load_i64(p + 56), load_i64(p + 64), load_i64(p + 72)
-    share, batch = load_i64(p + 80), load_i64(p + 88)
+    values, terms, sums = load_i64(p + 32), load_i64(p + 40), load_i64(p + 48)
+    groups, count, out = load_i64(p + 56), load_i64(p + 64), load_i64(p + 72)
+    share, ahead = load_i64(p + 80), load_i64(p + 88)
     room = prepared_room(variant)
+    end = min((task + 1) * share, rows)
     row = task * share
-    end = min(row + share, rows)
-    wide = tile_columns(variant)
+    for line in range(0, ahead, 64):
+        fetch(weight + row * stride + line)
     while row < end:
-        height = min(batch, end - row)
-        first = weight + row * stride
-        prepare(variant, first, height * blocks, room)
-        column = 0
-        while column < count:
-            left = count - column
-            v, d = values + column * columns, scales + column * (columns // GROUP) * 4
-            s, o = sums + column * columns, out + (column * rows + row) * 4
-            for r in range(0, height, tile_rows(variant)):
-                numbers = room + r * blocks * scale_count(variant) * 4
-                if left >= wide:
-                    integer_tile(
-                        variant, first + r * stride, stride, height - 1 - r, numbers,
-                        height * stride, blocks, v, d, s, columns, wide - 1, o + r * 4, rows * 4,
-                    )  # fmt: skip
-                else:
-                    integer_tile(
-                        narrow(variant, 1), first + r * stride, stride, height - 1 - r, numbers,
-                        height * stride, blocks, v, d, s, columns, 0, o + r * 4, rows * 4,
-                    )  # fmt: skip
-            column += wide if left >= wide else 1
-        row += height
+        first, last = weight + row * stride, end - 1 - row
+        prepare_eight(variant, first, stride, last, blocks, room)
+        for c in range(count):
+            integer_rows(
+                variant, first, stride, last, room, ahead, blocks, values + c * groups * 32,
+                terms + c * groups * 8, sums + c * groups * 12, out + (c * rows + row) * 4,
+            )  # fmt: skip
+        row += 8
 
 
 @kernel
-def _enter(
-    run: int, pool: int, function: int, tasks: int, weight: Any, values: Any, scales: Any,
-    sums: Any, out: Any, row_bytes: int, blocks: int, share: int, batch: int,
-) -> None:  # fmt: skip
-    count, rows = out.shape
-    begin(run, pool, function, tasks, words((
-        address_of(weight), row_bytes, rows, blocks, address_of(values), address_of(scales),
-        address_of(sums), values.shape[1], count, address_of(out), share, batch,
-    )))  # fmt: skip
+def _unpack(variant: Any, source: int, target: int, columns: int) -> None:
+    """Unpack a row: its bytes, then room for two float32 for each 16 elements."""
+    size, numbers = step_bytes(variant), scale_count(variant)
+    blocks = columns // step_elements(variant)
+    most = PREPARED // numbers
+    room = prepared_room(variant)
+    scales = target + columns
+    done = 0
+    while done < blocks:
+        count = min(most, blocks - done)
+        prepare(variant, source + done * size, count, room)
+        at = done * step_elements(variant)
+        units = unit_count(variant)
+        place = scales + at // 32 * units * 4
+        unpack_integers(
+            variant, source + done * size, count, room, target + at, place, place + columns // 4
+        )
+        done += count
 
 
-_SMALL, _COUNTS = types.Array(types.int8, 2, "C"), types.Array(types.int32, 2, "C")
+@kernel
+def _panel(variant: Any, p: int, task: int, worker: int) -> None:
+    weight, stride, rows, columns = (
+        load_i64(p), load_i64(p + 8), load_i64(p + 16), load_i64(p + 24)
+    )  # fmt: skip
+    values, terms, sums = load_i64(p + 32), load_i64(p + 40), load_i64(p + 48)
+    count, out, share = load_i64(p + 56), load_i64(p + 64), load_i64(p + 72)
+    unpacker, bias = load_i64(p + 80), load_i64(p + 88)
+    panel, panel_stride = load_i64(p + 96) + worker * load_i64(p + 104), load_i64(p + 112)
+    first = task * share
+    height = min(share, rows - first)
+    for row in range(height):
+        call_kernel(unpacker, weight + (first + row) * stride, panel + row * panel_stride, columns)
+    groups = columns // 32
+    wide = tile_columns(variant)
+    column = 0
+    while column < count:
+        left = count - column
+        skip = column * groups
+        width = min(wide, (left + 15) // 16)
+        for row in range(0, height, tile_rows(variant)):
+            w = panel + row * panel_stride
+            scales = w + columns
+            shifts = scales + columns // 4
+            o = out + (column * rows + first + row) * 4
+            last = height - 1 - row
+            if width == wide:
+                integer_panel(
+                    variant, w, panel_stride, last, scales, shifts, groups, bias,
+                    values + skip * 32, terms + skip * 8, sums + skip * 12, left, o, rows * 4,
+                )  # fmt: skip
+            elif width == 2:
+                integer_panel(
+                    narrow(variant, 2), w, panel_stride, last, scales, shifts, groups, bias,
+                    values + skip * 32, terms + skip * 8, sums + skip * 12, left, o, rows * 4,
+                )  # fmt: skip
+            else:
+                integer_panel(
+                    narrow(variant, 1), w, panel_stride, last, scales, shifts, groups, bias,
+                    values + skip * 32, terms + skip * 8, sums + skip * 12, left, o, rows * 4,
+                )  # fmt: skip
+        column += 16 * width
 
 
 @cache
-def _entry_quantize() -> Callable[..., None]:
-    return compiled_entry(_enter_quantize, MATRIX, _SMALL, MATRIX, _COUNTS, WORD)
+def _few(encoding: str) -> int:
+    return compiled_address(_rows, Variant(setup.current().level, encoding))
 
 
 @cache
-def _entry() -> Callable[..., None]:
-    return compiled_entry(_enter, BYTES, _SMALL, MATRIX, _COUNTS, MATRIX, *[WORD] * 4)
+def _unpacker(encoding: str) -> int:
+    return compiled_address(_unpack, Variant(setup.current().level, encoding))
 
 
 @cache
-def _quantizer() -> int:
-    return compiled_address(_quantize, Variant(setup.current().level))
-
-
-@cache
-def _coded(encoding: str) -> int:
+def _many(encoding: str) -> int:
     level = setup.current().level
-    return compiled_address(_rows, Variant(level, encoding, *_TILE[level]))
+    return compiled_address(_panel, Variant(level, alike(level, encoding), *_TILE[level]))
 
 
 def takes_integers(encoding: str, columns: int) -> bool:
@@ -174,94 +159,78 @@ def takes_integers(encoding: str, columns: int) -> bool:
     if encoding not in INTEGERS or columns % GROUP:
         return False
     geometry = block(encoding)
-    return 4 * geometry.scales * (columns // geometry.elements) <= PREPARED
+    numbers = EIGHT * geometry.scales * (columns // geometry.elements)
+    return columns % geometry.elements == 0 and numbers + EIGHT_SPARE <= PREPARED
 
 
-def quantize_rows(x: npt.NDArray[np.float32]) -> QuantizedRows:
-    """Round vectors to eight bits per element, with a scale for each block of 32.
-
-    The scale is the block's largest magnitude / 127; a value is x / scale, rounded to the nearest
-    integer, ties to even.
-
-    Parameters
-    ----------
-    x : float32 [C, K], C-contiguous
-        K a multiple of 32.
-
-    Returns
-    -------
-    QuantizedRows
-
-    Raises
-    ------
-    ValueError
-        When `x` is no such array.
-    """
-    if x.ndim != 2 or x.shape[1] % GROUP:
-        raise ValueError(f"x must be [C, multiple of {GROUP}], found shape {x.shape}")
-    float_matrix(x, x.shape, "x")
-    count, columns = x.shape
-    found = QuantizedRows(
-        np.empty((count, columns), np.int8),
-        np.empty((count, columns // GROUP), np.float32),
-        np.empty((count, columns // 4), np.int32),
-    )
-    share = _SHARE // GROUP
-    tasks = -(-found.scales.size // share)
-    submit(_entry_quantize(), _quantizer(), tasks, x, found.values, found.scales, found.sums, share)
-    return found
+def _one_by_one(part: Part, x: QuantizedRows) -> Job:
+    stride = part.row_bytes
+    share = share_rows(part.rows, stride, EIGHT)
+    eight = EIGHT * stride
+    words = (
+        part.address, stride, part.rows, part.columns // block(part.encoding).elements,
+        *_addresses(x), part.columns // GROUP, x.count, address(part.out), share,
+        rounded_up(_AHEAD_BYTES, eight),
+    )  # fmt: skip
+    return Job(_few(part.encoding), -(-part.rows // share), words)
 
 
-def product_q8(
-    weight: npt.NDArray[np.uint8],
-    encoding: str,
-    rows: int,
-    columns: int,
-    x: QuantizedRows,
-    out: npt.NDArray[np.float32],
-) -> None:
-    """Multiply each row of `weight` with each quantised vector.
+def _stride(part: Part) -> int:
+    """Return the bytes of an unpacked row: a line more, so that rows do not share cache sets."""
+    return rounded_up(part.columns + part.columns // 2, 64) + 64
+
+
+def _share(part: Part) -> int:
+    tall = max(4, _PANEL_BYTES // _stride(part))
+    return rounded_up(min(tall, -(-part.rows // (8 * threads()))), 4)
+
+
+def _by_panels(part: Part, x: QuantizedRows, place: int, slot: int) -> Job:
+    share = _share(part)
+    words = (
+        part.address, part.row_bytes, part.rows, part.columns, *_addresses(x), x.count,
+        address(part.out), share, _unpacker(part.encoding),
+        integer_bias(setup.current().level, part.encoding), place, slot, _stride(part),
+    )  # fmt: skip
+    return Job(_many(part.encoding), -(-part.rows // share), words)
+
+
+def _addresses(x: QuantizedRows) -> tuple[int, int, int]:
+    return address(x.values), address(x.terms), address(x.sums)
+
+
+def products_q8(parts: Sequence[Part], x: QuantizedRows) -> None:
+    """Multiply each row of some matrices with each quantised vector.
 
     The bits of ``out[c, r]`` depend on row r and vector c alone.
 
     Parameters
     ----------
-    weight : uint8 [rows * row_bytes] or [rows, row_bytes]
-        Stored bytes, C-contiguous, at any address, never written.
-    encoding : str
-        One of `larql.kernels.integers.INTEGERS`: the block encodings.
-    rows, columns : int
-        Logical shape; `columns` is the contracted axis.
+    parts : sequence of Part
+        Matrices in block encodings with integers.
     x : QuantizedRows
-        C vectors of `columns` elements.
-    out : float32 [C, rows]
-        C-contiguous; overwritten.
+        C vectors.
 
     Raises
     ------
     ValueError
-        When an array's shape, type or layout is not as above, or the encoding has no integers.
+        When an operand's shape, type or layout is not as `Part` says, or an encoding has no
+        integers.
     """
-    geometry = block(encoding)
-    if encoding not in INTEGERS:
-        raise ValueError(f"the encoding {encoding!r} has no integer products")
-    row_bytes = geometry.row_bytes(columns)
-    weight = flat_bytes(weight, rows * row_bytes)
-    count = x.values.shape[0]
-    if x.values.shape != (count, columns):
-        raise ValueError(f"x must have {columns} columns, found {x.values.shape[1]}")
-    if out.shape != (count, rows):
-        refuse(("out", out, (count, rows)))
-    if count == 0 or rows == 0:
+    for part in parts:
+        block(part.encoding)
+        if part.encoding not in INTEGERS:
+            raise ValueError(f"the encoding {part.encoding!r} has no integer products")
+    check_parts(parts, x.columns, x.count)
+    for part in parts:
+        if not takes_integers(part.encoding, part.columns):
+            raise ValueError(f"rows of {part.columns} columns are too long for integer products")
+    parts = [part for part in parts if part.out.size]
+    if not parts:
         return
-    blocks = columns // geometry.elements
-    if not takes_integers(encoding, columns):
-        raise ValueError(f"rows of {columns} columns are too long for integer products")
-    share = share_rows(rows, row_bytes, threads())
-    try:
-        submit(
-            _entry(), _coded(encoding), -(-rows // share), weight, x.values, x.scales, x.sums, out,
-            row_bytes, blocks, share, batch_rows(row_bytes, blocks * geometry.scales),
-        )  # fmt: skip
-    except TypeError:
-        refuse(("out", out, (count, rows)))
+    if x.width == 1:
+        jobs = [_one_by_one(part, x) for part in parts]
+    else:
+        place, slot = scratch(max(_share(part) * _stride(part) for part in parts))
+        jobs = [_by_panels(part, x, place, slot) for part in parts]
+    run_together(jobs, *parts, x)

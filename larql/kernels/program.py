@@ -19,12 +19,11 @@ import numpy as np
 from larql.kernels import setup, threads
 from larql.kernels.jit import WORD, Variant, compiled_address, compiled_entry, kernel
 from larql.kernels.memory import load_i64, store_i64
-from larql.kernels.threads import Recording, begin
+from larql.kernels.threads import PARAMETERS, Recording, begin
 
 __all__ = ["Program", "recorded"]
 
-_WORDS = 32  # more than any kernel reads
-_JOB = 2 + _WORDS  # function, tasks, words
+_JOB = 2 + PARAMETERS  # function, tasks, words
 _COUNT = 8  # words before the first job; word 0 counts jobs
 
 
@@ -37,7 +36,7 @@ def _record(variant: Any, job: int, unused: int, unused_too: int) -> None:
     place = memory + (_COUNT + count * _JOB) * 8
     store_i64(place, function)
     store_i64(place + 8, tasks)
-    for word in range(_WORDS):
+    for word in range(PARAMETERS):
         # Words behind a job's own are whatever lies there; nothing reads them.
         store_i64(place + 16 + word * 8, load_i64(parameters + word * 8))
     store_i64(memory, count + 1)

@@ -7,7 +7,7 @@ specification, ggml's block structures.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,14 +16,14 @@ from llvmlite import ir
 from larql.kernels.encodings import BLOCKS
 from larql.kernels.jit import cgutils
 from larql.kernels.levels import Portable
-from larql.kernels.memory import offset, prefetch, write
-from larql.kernels.vector import I32, LANES, spread
+from larql.kernels.memory import offset, read, write
+from larql.kernels.vector import I32, LANES, shuffled, spread
 
-__all__ = ["SCALES", "Scales"]
+__all__ = ["EIGHT_SPARE", "SCALES", "Scales"]
 
 _WORD, _I32, _I16 = ir.IntType(64), ir.IntType(32), ir.IntType(16)
 _FLOAT = ir.FloatType()
-_AHEAD = 1024
+EIGHT_SPARE = 8 * 32  # float32: the numbers of a block of each of eight rows
 
 
 @dataclass(frozen=True)
@@ -51,21 +51,94 @@ class Scales:
                 place = e.builder.mul(loop.index, _WORD(4 * self.count))
                 self.emit(e, block, e.builder.add(target, place))
             return
-        numbers = e.builder.mul(blocks, _WORD(self.count))
-        groups = e.builder.lshr(e.builder.add(numbers, _WORD(LANES - 1)), _WORD(4))
-        # The target is filled from its own second half: number i is read before it is written.
-        start = e.builder.add(target, e.builder.mul(groups, _WORD(2 * LANES)))
-        with cgutils.for_range(e.builder, blocks, intp=_WORD) as loop:
-            block = e.builder.add(row, e.builder.mul(loop.index, _WORD(size)))
-            place = e.builder.add(start, e.builder.mul(loop.index, _WORD(2 * self.count)))
-            # Besides its use, the hint keeps LLVM from vectorising a copy with a stride of a block,
-            # which took it ten seconds and made slower code.
-            prefetch(e.builder, offset(e.builder, block, _AHEAD))
-            write(e.builder, e.word(block, 0, 16 * self.count), place)
-        with cgutils.for_range(e.builder, groups, intp=_WORD) as loop:
-            source = e.builder.add(start, e.builder.mul(loop.index, _WORD(2 * LANES)))
-            place = e.builder.add(target, e.builder.mul(loop.index, _WORD(4 * LANES)))
-            write(e.builder, e.halves(source), place)
+        b, together = e.builder, LANES // self.count
+        kind = ir.VectorType(ir.IntType(16 * self.count), together)
+
+        def convert(place: Any, addresses: list[Any]) -> None:
+            # Collected in a register: a vector cannot be loaded at once from words just stored.
+            packed: Any = ir.Constant(kind, ir.Undefined)
+            for index, address in enumerate(addresses):
+                word = e.word(address, 0, 16 * self.count)
+                packed = b.insert_element(packed, word, _I32(index))
+            write(b, e.halves_of(b.bitcast(packed, ir.VectorType(_I16, LANES))), place)
+
+        whole = b.udiv(blocks, _WORD(together))
+        with cgutils.for_range(b, whole, intp=_WORD) as loop:
+            first = b.add(row, b.mul(loop.index, _WORD(together * size)))
+            place = b.add(target, b.mul(loop.index, _WORD(4 * LANES)))
+            convert(place, [offset(b, first, size * index) for index in range(together)])
+        done = b.mul(whole, _WORD(together))
+        with b.if_then(b.icmp_signed("<", done, blocks), likely=False):
+            last = b.sub(blocks, _WORD(1))
+            some = [b.add(done, _WORD(index)) for index in range(together)]
+            some = [b.select(b.icmp_signed("<", at, last), at, last) for at in some]
+            place = b.add(target, b.mul(whole, _WORD(4 * LANES)))
+            convert(place, [b.add(row, b.mul(at, _WORD(size))) for at in some])
+
+    def prepare_eight(
+        self, e: Portable, encoding: str, rows: Sequence[Any], blocks: Any, target: Any
+    ) -> None:
+        """Emit the preparation of eight rows: number j of block b is at [b, j, row].
+
+        `target` has room for the numbers and `EIGHT_SPARE` more. Nothing is done where
+        :meth:`of_eight` gives the numbers.
+        """
+        b, size = e.builder, BLOCKS[encoding].nbytes
+        count = len(rows)
+        if self.emit is None:
+            return
+        apart = b.add(target, b.mul(blocks, _WORD(4 * count * self.count)))
+        padded = -(-self.count // LANES) * LANES
+        with cgutils.for_range(b, blocks, intp=_WORD) as loop:
+            for index, row in enumerate(rows):
+                block = b.add(row, b.mul(loop.index, _WORD(size)))
+                self.emit(e, block, offset(b, apart, 4 * padded * index))
+            place = b.add(target, b.mul(loop.index, _WORD(4 * count * self.count)))
+            for first in range(0, self.count, count):
+                kind = ir.VectorType(_FLOAT, count)
+                found = [
+                    read(b, offset(b, apart, 4 * (padded * index + first)), kind)
+                    for index in range(count)
+                ]
+                width = min(count, self.count - first)
+                for index, vector in enumerate(_transposed(b, found)[:width]):
+                    write(b, vector, offset(b, place, 4 * count * (first + index)))
+
+    def of_eight(self, e: Portable, blocks: Sequence[Any]) -> list[Any]:
+        """Emit the numbers of a block of each of eight rows, rows as lanes, where they are halves.
+
+        They pass through no memory: a vector cannot be loaded at once from words just stored.
+        """
+        b, count = e.builder, len(blocks)
+        kind = ir.VectorType(ir.IntType(16 * self.count), count)
+        packed: Any = ir.Constant(kind, ir.Undefined)
+        for index, block in enumerate(blocks):
+            packed = b.insert_element(packed, e.word(block, 0, 16 * self.count), _I32(index))
+        halves = b.bitcast(packed, ir.VectorType(_I16, count * self.count))
+        lanes = [i for j in range(self.count) for i in range(j, count * self.count, self.count)]
+        numbers = e.halves_of(shuffled(b, halves, halves, lanes))
+        return [
+            shuffled(b, numbers, numbers, list(range(count * j, count * (j + 1))))
+            for j in range(self.count)
+        ]
+
+
+def _transposed(builder: Any, rows: list[Any]) -> list[Any]:
+    """Emit the transpose of a square of vectors, whose size is a power of two."""
+    count = len(rows)
+    half = 1
+    while half < count:
+        lanes = range(count)
+        low = [i if not i & half else count + i - half for i in lanes]
+        high = [i + half if not i & half else count + i for i in lanes]
+        turned = list(rows)
+        for index in lanes:
+            if not index & half:
+                a, b = rows[index], rows[index + half]
+                turned[index] = shuffled(builder, a, b, low)
+                turned[index + half] = shuffled(builder, a, b, high)
+        rows, half = turned, 2 * half
+    return rows
 
 
 def _mxfp4(e: Portable, p: Any, target: Any) -> None:

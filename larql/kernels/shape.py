@@ -7,6 +7,7 @@ from typing import Any
 from llvmlite import ir
 
 from larql.kernels.encodings import BLOCKS
+from larql.kernels.integers import INTEGERS
 from larql.kernels.jit import Variant, instruction, types
 from larql.kernels.scales import SCALES
 
@@ -19,6 +20,7 @@ __all__ = [
     "step_elements",
     "tile_columns",
     "tile_rows",
+    "unit_count",
 ]
 
 
@@ -59,6 +61,12 @@ def scale_count(typingctx: Any, variant: Any) -> Any:
     """Return how many prepared scales a block of the variant's encoding has."""
     scales = SCALES[variant.encoding]
     return _constant(variant, 0 if scales is None else scales.count)
+
+
+@instruction
+def unit_count(typingctx: Any, variant: Any) -> Any:
+    """Return how many units of equal scale a group of the variant's integers has."""
+    return _constant(variant, INTEGERS[variant.encoding].units)
 
 
 def _changed(variant: Any, argument: Any, rows: int, columns: int) -> Any:

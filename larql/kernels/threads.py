@@ -18,6 +18,7 @@ from larql.kernels.memory import address_of, call_kernel, words
 from larql.kernels.pool import Pool, runner
 
 __all__ = [
+    "PARAMETERS",
     "Recording",
     "begin",
     "depends_on_position",
@@ -28,6 +29,9 @@ __all__ = [
     "submit",
     "threads",
 ]
+
+
+PARAMETERS = 80  # words that a recording keeps of a call; no kernel reads more
 
 
 class _Machine:
@@ -220,16 +224,20 @@ def _entry() -> Callable[..., None]:
     return compiled_entry(_launch, types.int64[::1])
 
 
-def launch(function: int, parameters: npt.NDArray[np.int64], tasks: int) -> None:
+def launch(function: int, parameters: npt.NDArray[np.int64], tasks: int, *kept: object) -> None:
     """Run tasks 0 … `tasks` - 1 of the kernel at address `function`.
 
     Parameters
     ----------
     function : int
         From `larql.kernels.jit.compiled_address`.
-    parameters : int64 [n]
+    parameters : int64 [PARAMETERS]
         Handed to every task by address; addresses in it must stay valid for the call.
     tasks : int
         Independent pieces of work.
+    *kept
+        What the addresses lead to; a recording keeps it.
     """
+    if _CALLER.recording is not None:
+        _CALLER.recording.kept.append(kept)
     submit(_entry(), function, tasks, parameters)

@@ -64,6 +64,11 @@ class _Tile:
             place = row[column]
             self.builder.store(fused(self.builder, weight, value, self.builder.load(place)), place)
 
+    def add_one(self, row: int, column: int, weight: Any, value: Any) -> None:
+        """Emit weight * value, added to the sum of a row and a column."""
+        place = self.sums[row][column]
+        self.builder.store(fused(self.builder, weight, value, self.builder.load(place)), place)
+
     def finish(self, outputs: list[Any]) -> None:
         """Emit the reductions; outputs[c] is the address of column c's result for row 0."""
         b = self.builder
@@ -124,19 +129,19 @@ def coded_tile(
             at = builder.mul(loop.index, _WORD(geometry.step * 4))
             skip = builder.mul(loop.index, _WORD(size))
             skip_numbers = builder.mul(loop.index, _WORD(4 * count))
-            streams = []
             # Rows lie one after the other: each turn fetches its share of those to come.
             share = size * variant.rows
             coming = builder.add(builder.add(weight, ahead), builder.mul(loop.index, _WORD(share)))
             for line in range(0, share, 64):
                 prefetch(builder, builder.add(coming, _WORD(line)))
-            for row, number in zip(rows, numbers, strict=True):
+            # Row by row: taking all rows' weights first keeps the units of a core waiting.
+            for r, (row, number) in enumerate(zip(rows, numbers, strict=True)):
                 block = builder.add(row, skip)
-                streams.append(unpack(level, block, builder.add(number, skip_numbers)))
-            for group, weights in enumerate(zip(*streams, strict=True)):
-                for c, vector in enumerate(vectors):
-                    place = builder.add(builder.add(vector, at), _WORD(group * 4 * LANES))
-                    tile.add(weights, c, read(builder, place, F32.llvm))
+                weights = unpack(level, block, builder.add(number, skip_numbers))
+                for group, value in enumerate(weights):
+                    for c, vector in enumerate(vectors):
+                        place = builder.add(builder.add(vector, at), _WORD(group * 4 * LANES))
+                        tile.add_one(r, c, value, read(builder, place, F32.llvm))
         tile.finish(outputs)
         return context.get_dummy_value()
 

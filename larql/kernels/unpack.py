@@ -63,24 +63,19 @@ def _q4_1(e: Portable, p: Any, s: Any) -> Iterator[Any]:
     yield e.lookup4(table, _high(e, packed))
 
 
-def _fives(e: Portable, p: Any, at: int, bias: int) -> Iterator[Any]:
-    """Emit 5-bit integers minus `bias`; their fifth bits are a 32-bit word before the others."""
+def _fives(e: Portable, p: Any, at: int, table: Any) -> Iterator[Any]:
+    """Emit functions of 5-bit integers; their fifth bits are a 32-bit word before the others."""
     packed = e.small(p, at + 4)
-    for half, shift in ((0, 0), (2, 4)):
-        low = e.small_bits(packed, shift, 15)
-        # 16 - bias where the bit is set, -bias where it is not
-        top = e.small_choice(e.word(p, at + half, 16), 16 - bias, -bias)
-        yield e.widened(e.builder.add(low, top))
+    for first, high in ((0, False), (16, True)):
+        yield e.lookup5(table, packed, high, e.set_bits(p, at, first))
 
 
 def _q5_0(e: Portable, p: Any, s: Any) -> Iterator[Any]:
-    for value in _fives(e, p, 2, 16):
-        yield e.scaled(value, e.number(s, 0))
+    yield from _fives(e, p, 2, e.affine5(e.number(s, 0), -16, None))
 
 
 def _q5_1(e: Portable, p: Any, s: Any) -> Iterator[Any]:
-    for value in _fives(e, p, 4, 0):
-        yield e.scaled(value, e.number(s, 0), e.number(s, 1))
+    yield from _fives(e, p, 4, e.affine5(e.number(s, 0), 0, e.number(s, 1)))
 
 
 def _iq4_nl(e: Portable, p: Any, s: Any) -> Iterator[Any]:
@@ -109,12 +104,11 @@ def _q4_k(e: Portable, p: Any, s: Any) -> Iterator[Any]:
 def _q5_k(e: Portable, p: Any, s: Any) -> Iterator[Any]:
     tops = [e.small(p, 16 + at) for at in (0, 16)]
     for group in range(8):
+        table = e.affine5(e.number(s, group), 0, e.number(s, 8 + group))
         for index, at in enumerate((0, 16)):
             packed = e.small(p, 48 + 32 * (group // 2) + at)
-            low = e.small_bits(packed, 4 * (group % 2), 15)
-            top = e.small_shifted(tops[index], group - 4, 16)
-            value = e.widened(e.builder.or_(low, top))
-            yield e.scaled(value, e.number(s, group), e.number(s, 8 + group))
+            fifth = e.bytes_with(tops[index], group)
+            yield e.lookup5(table, packed, group % 2 == 1, fifth)
 
 
 def _q6_k(e: Portable, p: Any, s: Any) -> Iterator[Any]:

@@ -131,7 +131,7 @@ def halve(builder: Any, vector: Any, combine: Any) -> Any:
     return builder.extract_element(vector, ir.Constant(ir.IntType(32), 0))
 
 
-def _shuffled(builder: Any, a: Any, b: Any, lanes: list[int]) -> Any:
+def shuffled(builder: Any, a: Any, b: Any, lanes: list[int]) -> Any:
     mask = ir.Constant(ir.VectorType(ir.IntType(32), len(lanes)), lanes)
     return builder.shuffle_vector(a, b, mask)
 
@@ -142,15 +142,15 @@ def halve_four(builder: Any, vectors: list[Any], combine: Any) -> Any:
     for vector in vectors:
         while vector.type.count > 4:
             half = vector.type.count // 2
-            low = _shuffled(builder, vector, vector, list(range(half)))
-            vector = combine(low, _shuffled(builder, vector, vector, list(range(half, 2 * half))))
+            low = shuffled(builder, vector, vector, list(range(half)))
+            vector = combine(low, shuffled(builder, vector, vector, list(range(half, 2 * half))))
         parts.append(vector)
     pairs = [
-        combine(_shuffled(builder, a, b, [0, 1, 4, 5]), _shuffled(builder, a, b, [2, 3, 6, 7]))
+        combine(shuffled(builder, a, b, [0, 1, 4, 5]), shuffled(builder, a, b, [2, 3, 6, 7]))
         for a, b in (parts[:2], parts[2:])
     ]
     a, b = pairs
-    return combine(_shuffled(builder, a, b, [0, 2, 4, 6]), _shuffled(builder, a, b, [1, 3, 5, 7]))
+    return combine(shuffled(builder, a, b, [0, 2, 4, 6]), shuffled(builder, a, b, [1, 3, 5, 7]))
 
 
 @instruction

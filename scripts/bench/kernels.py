@@ -42,8 +42,10 @@ from larql.kernels.attention import attend  # noqa: E402
 from larql.kernels.encodings import BLOCKS  # noqa: E402
 from larql.kernels.jit import Variant, compiled_address, kernel  # noqa: E402
 from larql.kernels.memory import load, load_i64, store_f32  # noqa: E402
-from larql.kernels.product import product  # noqa: E402
-from larql.kernels.product_q8 import INTEGERS, product_q8, quantize_rows  # noqa: E402
+from larql.kernels.parts import Part  # noqa: E402
+from larql.kernels.product import products  # noqa: E402
+from larql.kernels.product_q8 import INTEGERS, products_q8  # noqa: E402
+from larql.kernels.rounding import quantize_rows  # noqa: E402
 from larql.kernels.threads import launch  # noqa: E402
 from larql.kernels.vector import lane_sum, splat  # noqa: E402
 
@@ -95,11 +97,12 @@ def one_vector(encoding: str, generator: np.random.Generator, rounded: bool) -> 
     rows = OPTIONS.megabytes * SHARE // row_bytes
     weight = generator.integers(0, 100, rows * row_bytes, np.uint8)
     x, out = generator.standard_normal((1, columns)).astype(np.float32), np.empty((1, rows), "f4")
+    part = Part(weight, encoding, rows, columns, out)
     if rounded:
         eight = quantize_rows(x)
-        call = lambda: product_q8(weight, encoding, rows, columns, eight, out)  # noqa: E731
+        call = lambda: products_q8([part], eight)  # noqa: E731
     else:
-        call = lambda: product(weight, encoding, rows, columns, x, out)  # noqa: E731
+        call = lambda: products([part], x)  # noqa: E731
     mine, theirs = paired(call, reader(weight.nbytes))
     rates = [weight.nbytes / t / 1e9 for t in mine]
     reads = [weight.nbytes // SHARE * SHARE / t / 1e9 for t in theirs]
@@ -108,20 +111,24 @@ def one_vector(encoding: str, generator: np.random.Generator, rounded: bool) -> 
     print(f"{name:7} x 1   GB/s {spread(rates)}  read {spread(reads)}  ratio {spread(ratios)}")
 
 
-def many_vectors(encoding: str, generator: np.random.Generator) -> None:
+def many_vectors(encoding: str, generator: np.random.Generator, rounded: bool) -> None:
     columns, count, rows = OPTIONS.columns, OPTIONS.vectors, 1024
     weight = generator.integers(0, 100, rows * BLOCKS[encoding].row_bytes(columns), np.uint8)
     x = generator.standard_normal((count, columns)).astype(np.float32)
     dense = generator.standard_normal((columns, rows)).astype(np.float32)
     out = np.empty((count, rows), np.float32)
-    mine, theirs = paired(
-        lambda: product(weight, encoding, rows, columns, x, out), lambda: x @ dense
-    )
+    part = Part(weight, encoding, rows, columns, out)
+    if rounded:
+        call = lambda: products_q8([part], quantize_rows(x))  # noqa: E731
+    else:
+        call = lambda: products([part], x)  # noqa: E731
+    mine, theirs = paired(call, lambda: x @ dense)
     work = 2 * rows * columns * count / 1e9
     rates, blas = [work / t for t in mine], [work / t for t in theirs]
     ratios = [a / b for a, b in zip(rates, blas, strict=True)]
+    name = f"{encoding} q8" if rounded else encoding
     print(
-        f"{encoding:7} x {count} GFLOP/s {spread(rates)}  NumPy, one thread {spread(blas)}  "
+        f"{name:7} x {count} GFLOP/s {spread(rates)}  NumPy, one thread {spread(blas)}  "
         f"ratio {spread(ratios)}"
     )
 
@@ -150,7 +157,9 @@ def main() -> None:
         if encoding in INTEGERS:
             one_vector(encoding, generator, True)
     for encoding in OPTIONS.encodings.split(",")[:3]:
-        many_vectors(encoding, generator)
+        many_vectors(encoding, generator, False)
+        if encoding in INTEGERS:
+            many_vectors(encoding, generator, True)
     attention(generator, 1, 1024)
     attention(generator, 512, 512)
 

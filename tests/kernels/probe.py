@@ -26,7 +26,16 @@ def hashes(found: dict[str, np.ndarray]) -> dict[str, str]:  # type: ignore[type
 
 def digests(few: bool) -> dict[str, str]:
     """Return a hash of each kernel's result on fixed operands; of the first ones where `few`."""
-    from larql.kernels import activation, attention, norm, product, product_q8, rope
+    from larql.kernels import (
+        activation,
+        attention,
+        norm,
+        parts,
+        product,
+        product_q8,
+        rope,
+        rounding,
+    )
     from larql.kernels.encodings import BLOCKS
 
     generator = np.random.default_rng(5)
@@ -39,18 +48,21 @@ def digests(few: bool) -> dict[str, str]:
         size = BLOCKS[encoding].row_bytes(256)
         raw = generator.integers(0, 124, (11, size), np.uint8)  # no scale is infinite
         x, out = floats(5, 256), np.empty((5, 11), np.float32)
-        product.product(raw, encoding, 11, 256, x, out)
+        product.products([parts.Part(raw, encoding, 11, 256, out)], x)
         found[encoding] = out
         one = np.empty((1, 11), np.float32)
-        product.product(raw, encoding, 11, 256, x[:1], one)
+        product.products([parts.Part(raw, encoding, 11, 256, one)], x[:1])
         found[f"{encoding}, one vector"] = one
     if few:
         return hashes(found)
-    for encoding in ("q4_1", "q8_0", "q6_k", "iq4_xs"):
+    for encoding in ("q4_1", "q8_0", "q6_k", "iq4_xs", "q2_k"):
         raw = generator.integers(0, 124, (9, BLOCKS[encoding].row_bytes(256)), np.uint8)
-        out = np.empty((3, 9), np.float32)
-        product_q8.product_q8(raw, encoding, 9, 256, product_q8.quantize_rows(floats(3, 256)), out)
-        found[f"{encoding} in integers"] = out
+        x = floats(19, 256)
+        for count in (3, 19):
+            out = np.empty((count, 9), np.float32)
+            part = parts.Part(raw, encoding, 9, 256, out)
+            product_q8.products_q8([part], rounding.quantize_rows(x[:count]))
+            found[f"{encoding} in integers, {count} vectors"] = out
     x = floats(3, 50)
     found["norm"] = np.empty_like(x)
     norm.rms_norm(x, floats(50), 1.0, 1e-5, found["norm"])
@@ -69,12 +81,14 @@ def digests(few: bool) -> dict[str, str]:
 
 def assembly() -> str:
     """Return the machine code of the kernels run above, as text."""
-    from larql.kernels import activation, attention, attention_block, norm, product, rope
+    from larql.kernels import activation, attention, attention_block, norm, product, rope, rounding
     from larql.kernels import product_q8 as integers
 
     kernels = (
-        integers._quantize,
+        rounding._quantize,
         integers._rows,
+        integers._unpack,
+        integers._panel,
         product._coded_rows,
         product._expand_row,
         product._panel,

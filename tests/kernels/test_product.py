@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from larql.kernels.encodings import BLOCKS
 from larql.kernels.expand import PREPARED
-from larql.kernels.product import product
+from larql.kernels.parts import Part
+from larql.kernels.product import products
 from larql.kernels.threads import set_threads, threads
 from tests.kernels.decode import FLOATS, decode, random_rows
 from tests.kernels.same import normal, same
@@ -23,7 +24,7 @@ BLOCKED = tuple(name for name in ENCODINGS if name not in FLOATS)
 
 def multiply(raw: np.ndarray, encoding: str, x: np.ndarray) -> np.ndarray:  # type: ignore[type-arg]
     out = np.full((len(x), len(raw)), 7, np.float32)
-    product(raw, encoding, len(raw), x.shape[1], x, out)
+    products([Part(raw, encoding, len(raw), x.shape[1], out)], x)
     return out
 
 
@@ -94,6 +95,22 @@ def test_threads_columns_and_rows_change_no_bit(encoding: str) -> None:
         set_threads(before)
 
 
+@pytest.mark.parametrize("count", [1, 5])
+def test_matrices_that_are_multiplied_together_change_no_bit(count: int) -> None:
+    x = normal(11, count, 256)
+    raws = [
+        (encoding, random_rows(np.random.default_rng(12), encoding, rows, 256))
+        for encoding, rows in (("q4_1", 37), ("q6_k", 5), ("f16", 90), ("q4_1", 1), ("f32", 8))
+    ]
+    parts = [
+        Part(raw, name, len(raw), 256, np.empty((count, len(raw)), np.float32))
+        for name, raw in raws
+    ]
+    products(parts, x)
+    for part, (name, raw) in zip(parts, raws, strict=True):
+        assert same(part.out, multiply(raw, name, x))
+
+
 @pytest.mark.parametrize("encoding", ENCODINGS)
 def test_nan_and_infinity_are_carried(encoding: str) -> None:
     raw = random_rows(np.random.default_rng(5), encoding, 4, 256)
@@ -120,16 +137,18 @@ def test_mapped_read_only_bytes_at_an_odd_address(tmp_path: Path) -> None:
     path.write_bytes(b"x" + raw.tobytes())
     mapped = np.memmap(path, np.uint8, "r", 1, raw.size)
     x, out = normal(10, 1, 96), np.empty((1, 12), np.float32)
-    product(mapped, "q8_0", 12, 96, x, out)
+    products([Part(mapped, "q8_0", 12, 96, out)], x)
     assert same(out, multiply(raw, "q8_0", x))
-    product(np.asarray(mapped).reshape(12, -1), "q8_0", 12, 96, x, out)
+    products([Part(np.asarray(mapped).reshape(12, -1), "q8_0", 12, 96, out)], x)
     assert same(out, multiply(raw, "q8_0", x))
 
 
 def test_nothing_to_do() -> None:
     raw = random_rows(np.random.default_rng(0), "f32", 3, 16)
-    product(raw, "f32", 3, 16, np.empty((0, 16), np.float32), np.empty((0, 3), np.float32))
-    product(raw[:0], "f32", 0, 16, normal(1, 1, 16), np.empty((1, 0), np.float32))
+    none = np.empty((0, 16), np.float32)
+    products([Part(raw, "f32", 3, 16, np.empty((0, 3), np.float32))], none)
+    products([Part(raw[:0], "f32", 0, 16, np.empty((1, 0), np.float32))], normal(1, 1, 16))
+    products([], normal(1, 1, 16))
 
 
 def refused(match: str, **change: object) -> None:
@@ -142,19 +161,22 @@ def refused(match: str, **change: object) -> None:
         "out": np.zeros((1, 2), np.float32),
     }
     operands |= change
+    x = operands.pop("x")
     with pytest.raises(ValueError, match=match):
-        product(*operands.values())  # type: ignore[arg-type]
+        products([Part(**operands)], x)  # type: ignore[arg-type]
 
 
 def test_operands_that_do_not_fit_are_refused() -> None:
     refused("no kernel reads the encoding 'iq2_xxs'", encoding="iq2_xxs")
-    refused("33 columns are no multiple of the block of 32", columns=33)
+    wide = np.zeros((1, 33), np.float32)
+    refused("33 columns are no multiple of the block of 32", columns=33, x=wide)
     refused("weight must be 68 contiguous bytes", weight=np.zeros(67, np.uint8))
-    refused("weight bytes must be contiguous uint8", weight=np.zeros(68, np.int8))
+    refused("weight must be 68 contiguous bytes, found int8", weight=np.zeros(68, np.int8))
     refused("weight must be 68 contiguous", weight=np.zeros((2, 35), np.uint8)[:, :34])
     refused("x must be contiguous float32", x=np.zeros((1, 32)))
     refused("x must be contiguous float32", x=np.zeros((1, 64), np.float32)[:, ::2])
-    refused("x must be contiguous float32", x=np.zeros((1, 33), np.float32))
+    refused("x must have 32 columns, found 33", x=np.zeros((1, 33), np.float32))
+    refused(r"x must be \[C, columns\]", x=np.zeros(32, np.float32))
     refused("out must be contiguous float32", out=np.zeros((2, 2), np.float32))
     fixed = np.zeros((1, 2), np.float32)
     fixed.flags.writeable = False

@@ -10,6 +10,7 @@ This module imports the kernels, whose environment must be settled before: see
 from __future__ import annotations
 
 import math
+import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -38,12 +39,15 @@ from larql.kernels.embedding import gather
 from larql.kernels.encodings import BLOCKS
 from larql.kernels.likelihood import log_sum_exp
 from larql.kernels.norm import layer_norm, rms_norm
-from larql.kernels.product import product
-from larql.kernels.product_q8 import QuantizedRows, product_q8, quantize_rows, takes_integers
+from larql.kernels.parts import Part
+from larql.kernels.product import products
+from larql.kernels.product_q8 import products_q8, takes_integers
 from larql.kernels.ring import write_rows
 from larql.kernels.rope import inverse_frequencies, rotate, rotation_table
+from larql.kernels.rounding import Empty, QuantizedRows, quantize_rows
 from larql.runtime.backends.base import Backend, Carrier
 from larql.runtime.backends.step_program import StepProgram, step_key
+from larql.runtime.backends.workspace import Workspace
 from larql.runtime.operands import StoredOperand
 from larql.runtime.plan import Plan
 from larql.runtime.state import KvRegion, State
@@ -78,10 +82,18 @@ class _Vectors:
     """Activations ``[T, K]``, and rounded to int8 once, when a product first asks for that."""
 
     exact: Float32
+    memory: Workspace
 
     @cached_property
     def rounded(self) -> QuantizedRows:
-        return quantize_rows(self.exact)
+        return quantize_rows(self.exact, self.memory.take)
+
+
+class _OfThread(threading.local):
+    """What calls of one Python thread work in."""
+
+    def __init__(self) -> None:
+        self.memory = Workspace()
 
 
 class ProductionBackend(Backend):
@@ -107,6 +119,7 @@ class ProductionBackend(Backend):
         self._rotations: dict[Rope, _Rotation] = {}
         self._frequencies: dict[Rope, npt.NDArray[np.float64]] = {}
         self._steps: WeakKeyDictionary[State, StepProgram] = WeakKeyDictionary()
+        self._of_thread = _OfThread()
 
     def environment(self) -> dict[str, object]:
         """Return instruction set and compiler versions."""
@@ -153,15 +166,19 @@ class ProductionBackend(Backend):
         step = self._steps.get(state)
         if step is None or not step.fits(key):
             rotations, self._rotations = self._rotations, {}
+            # The program goes on using its memory, whichever thread runs it.
+            memory, self._of_thread.memory = self._of_thread.memory, Workspace()
             try:
                 step = StepProgram(key, walk, carrier, state.length)
             finally:
                 self._rotations = rotations
+                self._of_thread.memory = memory
             self._steps[state] = step
         return step.run(carrier, state.length)
 
     def write(self, block: Block, carrier: Carrier, region: KvRegion | None, start: int) -> Carrier:
         """Run one block and add its output."""
+        self._memory.restart()
         inputs = self._norm(block.norm, carrier)
         mixer = block.mixer
         if isinstance(mixer, DenseFfn):
@@ -175,14 +192,19 @@ class ProductionBackend(Backend):
         add_scaled(carrier, delta, block.residual_scale)
         return carrier
 
+    @property
+    def _memory(self) -> Workspace:
+        return self._of_thread.memory
+
     def final_norm(self, op: Head, carrier: Carrier) -> Float32:
         """Return the head's norm of each position."""
-        return self._norm(op.norm, carrier)
+        return self._norm(op.norm, carrier, np.empty)
 
     def logits(self, op: Head, carrier: Carrier) -> Float32:
         """Return the logits of each position."""
+        self._memory.restart()
         rows = self._norm(op.norm, np.ascontiguousarray(carrier))
-        logits = self._product(op.weight, _Vectors(rows))
+        (logits,) = self._products([op.weight], self._inputs(rows), np.empty)
         if op.multiplier != 1.0:
             scale(logits, op.multiplier)
         if op.softcap is not None:
@@ -193,28 +215,47 @@ class ProductionBackend(Backend):
         """Return ``log(sum(exp(row)))`` of each row."""
         return log_sum_exp(np.ascontiguousarray(rows))
 
-    def _product(self, name: str, x: _Vectors) -> Float32:
-        operand = self._operands[name]
-        rows, columns = operand.shape
-        out = np.empty((len(x.exact), rows), np.float32)
-        if self.activations == "q8" and takes_integers(operand.encoding.name, columns):
-            product_q8(operand.data, operand.encoding.name, rows, columns, x.rounded, out)
-        else:
-            product(operand.data, operand.encoding.name, rows, columns, x.exact, out)
-        return out
+    def _inputs(self, x: Float32) -> _Vectors:
+        return _Vectors(x, self._memory)
 
-    def _linear(self, linear: Linear, x: _Vectors) -> Float32:
-        out = self._product(linear.weight, x)
-        if linear.bias is not None:
-            add_row(out, self._vectors[linear.bias])
-        return out
+    def _products(
+        self, names: Sequence[str], x: _Vectors, empty: Empty | None = None
+    ) -> list[Float32]:
+        """Multiply matrices with the same vectors, in one job for each policy that applies."""
+        exact: list[Part] = []
+        rounded: list[Part] = []
+        made = []
+        for name in names:
+            operand = self._operands[name]
+            rows, columns = operand.shape
+            out = (empty or self._memory.take)((len(x.exact), rows), np.float32)
+            encoding = operand.encoding.name
+            integers = self.activations == "q8" and takes_integers(encoding, columns)
+            parts = rounded if integers else exact
+            parts.append(Part(operand.data, encoding, rows, columns, out))
+            made.append(out)
+        if exact:
+            products(exact, x.exact)
+        if rounded:
+            products_q8(rounded, x.rounded)
+        return made
 
-    def _norm(self, norm: Norm | None, x: Float32) -> Float32:
+    def _linears(self, linears: Sequence[Linear], x: _Vectors) -> list[Float32]:
+        made = self._products([linear.weight for linear in linears], x)
+        for linear, out in zip(linears, made, strict=True):
+            if linear.bias is not None:
+                add_row(out, self._vectors[linear.bias])
+        return made
+
+    def _linear(self, linear: Linear, x: Float32) -> Float32:
+        return self._linears([linear], self._inputs(x))[0]
+
+    def _norm(self, norm: Norm | None, x: Float32, empty: Empty | None = None) -> Float32:
         """Normalise rows of ``x``, ``[n, width]``."""
         if norm is None:
             return x
         x = np.ascontiguousarray(x)
-        out = np.empty_like(x)
+        out = (empty or self._memory.take)(x.shape, np.float32)
         weight = None if norm.weight is None else self._vectors[norm.weight]
         if norm.kind == "rms":
             rms_norm(x, weight, norm.offset, norm.eps, out)
@@ -225,33 +266,34 @@ class ProductionBackend(Backend):
 
     def _ffn(self, mixer: DenseFfn, x: Float32) -> Float32:
         kind = "gelu_erf" if mixer.activation == "gelu" else mixer.activation
-        inputs = _Vectors(x)
-        up = self._linear(mixer.up, inputs)
         if mixer.gate is None:
+            up = self._linear(mixer.up, x)
             activate(up, kind, up)
         else:
-            gate(self._linear(mixer.gate, inputs), up, kind, up)
-        return self._linear(mixer.down, _Vectors(up))
+            gated, up = self._linears([mixer.gate, mixer.up], self._inputs(x))
+            gate(gated, up, kind, up)
+        return self._linear(mixer.down, up)
 
     def _attention(
         self, mixer: SoftmaxAttention, x: Float32, region: KvRegion, start: int
     ) -> Float32:
-        count, inputs = len(x), _Vectors(x)
-        q = self._heads(self._linear(mixer.q, inputs), mixer.heads, mixer.key_dim, mixer.q_norm)
-        k = self._heads(self._linear(mixer.k, inputs), mixer.kv_heads, mixer.key_dim, mixer.k_norm)
-        v = self._linear(mixer.v, inputs).reshape(count, mixer.kv_heads, mixer.value_dim)
+        count = len(x)
+        q, k, v = self._linears([mixer.q, mixer.k, mixer.v], self._inputs(x))
+        q = self._heads(q, mixer.heads, mixer.key_dim, mixer.q_norm)
+        k = self._heads(k, mixer.kv_heads, mixer.key_dim, mixer.k_norm)
+        v = v.reshape(count, mixer.kv_heads, mixer.value_dim)
         if mixer.rope is not None:
             rotation = self._rotation(mixer.rope, start, count)
             rotate(q, rotation.cos, rotation.sin, mixer.rope.layout)
             rotate(k, rotation.cos, rotation.sin, mixer.rope.layout)
         write_rows(k.reshape(count, -1), region.rows(region.keys), start)
         write_rows(v.reshape(count, -1), region.rows(region.values), start)
-        out = np.empty((count, mixer.heads, mixer.value_dim), np.float32)
+        out = self._memory.take((count, mixer.heads, mixer.value_dim))
         attend(
             q, region.keys, region.values, start, mixer.window or 0, mixer.scale,
             mixer.softcap or 0.0, None, out,
         )  # fmt: skip
-        return self._linear(mixer.o, _Vectors(out.reshape(count, -1)))
+        return self._linear(mixer.o, out.reshape(count, -1))
 
     def _heads(self, x: Float32, heads: int, dim: int, norm: Norm | None) -> Float32:
         rows = self._norm(norm, x.reshape(-1, dim))

@@ -1,0 +1,138 @@
+"""What the products have in common: several matrices times the same vectors, as one job.
+
+Matrices that read the same vectors are multiplied together, because starting a job costs as much as
+some kilobytes of weights.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache, cached_property
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from larql.kernels import setup
+from larql.kernels.check import flat_bytes, float_matrix
+from larql.kernels.encodings import block
+from larql.kernels.jit import Variant, compiled_address, kernel
+from larql.kernels.memory import call_kernel, load_i64
+from larql.kernels.threads import PARAMETERS, launch, threads
+
+__all__ = ["Job", "Part", "check_parts", "rounded_up", "run_together", "share_rows"]
+
+_TASK_BYTES = 16 << 10
+_TASKS_PER_THREAD = 8  # so that threads finish together on busy cores
+_MOST = 4  # jobs whose words fit a call
+_HEAD = 3  # words for each job before their own: last task + 1, function, where its words begin
+
+
+@dataclass(frozen=True, eq=False)
+class Part:
+    """One matrix, and where its products go.
+
+    Attributes
+    ----------
+    weight : uint8 [rows * row_bytes] or [rows, row_bytes]
+        Stored bytes, C-contiguous, at any address, never written.
+    encoding : str
+        Key of `larql.kernels.encodings.BLOCKS`.
+    rows, columns : int
+        Logical shape; `columns` is the contracted axis.
+    out : float32 [C, rows]
+        C-contiguous; overwritten.
+    """
+
+    weight: npt.NDArray[np.uint8]
+    encoding: str
+    rows: int
+    columns: int
+    out: npt.NDArray[np.float32]
+
+    @cached_property
+    def row_bytes(self) -> int:
+        """The stored size of a row."""
+        return block(self.encoding).row_bytes(self.columns)
+
+    @cached_property
+    def address(self) -> int:
+        """Where the stored bytes are."""
+        return int(flat_bytes(self.weight, self.rows * self.row_bytes).ctypes.data)
+
+
+def check_parts(parts: Sequence[Part], columns: int, count: int) -> None:
+    """Refuse parts that do not fit `count` vectors of `columns`.
+
+    Raises
+    ------
+    ValueError
+        When a shape, type or layout is not as `Part` says, or an encoding is unknown.
+    """
+    for part in parts:
+        if part.columns != columns:
+            raise ValueError(f"x must have {part.columns} columns, found {columns}")
+        # Addresses are only taken of what has passed.
+        flat_bytes(part.weight, part.rows * part.row_bytes)
+        float_matrix(part.out, (count, part.rows), "out")
+        if not part.out.flags.writeable:
+            raise ValueError("out must be writable")
+
+
+@dataclass(frozen=True)
+class Job:
+    """Tasks of one kernel, and the words it reads."""
+
+    function: int
+    tasks: int
+    words: tuple[int, ...]
+
+
+@kernel
+def _dispatch(variant: Any, p: int, task: int, worker: int) -> None:
+    """Run a task of the job that it belongs to."""
+    entry, first = p, 0
+    while task >= load_i64(entry):
+        first = load_i64(entry)
+        entry += 24
+    call_kernel(load_i64(entry + 8), p + load_i64(entry + 16), task - first, worker)
+
+
+@cache
+def _dispatcher() -> int:
+    return compiled_address(_dispatch, Variant(setup.current().level))
+
+
+def run_together(jobs: Sequence[Job], *kept: object) -> None:
+    """Run all tasks of some jobs, in any order; `kept` are the arrays that they use."""
+    if len(jobs) > _MOST:
+        run_together(jobs[:_MOST], *kept)
+        run_together(jobs[_MOST:], *kept)
+        return
+    if len(jobs) == 1:
+        (job,) = jobs
+        words, function, tasks = job.words, job.function, job.tasks
+    else:
+        head: list[int] = []
+        rest: list[int] = []
+        tasks, function = 0, _dispatcher()
+        for job in jobs:
+            tasks += job.tasks
+            head += (tasks, job.function, 8 * (_HEAD * len(jobs) + len(rest)))
+            rest += job.words
+        words = (*head, *rest)
+    parameters = np.zeros(PARAMETERS, np.int64)
+    parameters[: len(words)] = words
+    launch(function, parameters, tasks, *kept)
+
+
+def share_rows(rows: int, row_bytes: int, multiple: int) -> int:
+    """Return how many rows a task takes when rows are decoded in registers."""
+    least = max(1, _TASK_BYTES // max(row_bytes, 1))
+    return rounded_up(max(least, -(-rows // (_TASKS_PER_THREAD * threads()))), multiple)
+
+
+def rounded_up(value: int, multiple: int) -> int:
+    """Return the least multiple that is not below `value`."""
+    return -(-value // multiple) * multiple
