@@ -19,7 +19,7 @@ from larql.kernels.check import address, float_matrix
 from larql.kernels.encodings import block
 from larql.kernels.expand import PREPARED, expand, expand_rest, prepare, prepared_room
 from larql.kernels.jit import Variant, compiled_address, kernel
-from larql.kernels.memory import call_kernel, load_i64
+from larql.kernels.memory import call_kernel, fetch, load_i64
 from larql.kernels.parts import Job, Part, check_parts, rounded_up, run_together, share_rows
 from larql.kernels.shape import (
     narrow,
@@ -68,6 +68,8 @@ def _coded_rows(variant: Any, p: int, task: int, worker: int) -> None:
     room = prepared_room(variant)
     row = task * share
     end = min(row + share, rows)
+    for line in range(0, batch * stride, 64):
+        fetch(weight + row * stride + line)
     while row < end:
         height = min(batch, end - row)
         first = weight + row * stride
