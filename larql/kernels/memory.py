@@ -58,13 +58,16 @@ def offset(builder: Any, address: Any, distance: int) -> Any:
 
 
 def prefetch(builder: Any, address: Any) -> None:
-    """Emit a hint that the cache line of `address` will be read; any address will do."""
+    """Emit a hint that the cache line of `address` will be read; any address will do.
+
+    It asks for the second-level cache, which can wait for many more lines than the first.
+    """
     place = pointer(builder, address, ir.IntType(8))
     number = ir.IntType(32)
     kind = ir.FunctionType(ir.VoidType(), [place.type, number, number, number])
     name = "llvm.prefetch.p0"
     found = builder.module.globals.get(name) or ir.Function(builder.module, kind, name)
-    builder.call(found, [place, number(0), number(3), number(1)])
+    builder.call(found, [place, number(0), number(2), number(1)])
 
 
 def _loader(kind: str, typingctx: Any, address: Any) -> Any:

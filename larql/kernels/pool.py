@@ -42,7 +42,8 @@ _SLOT_BYTES = 640
 _CLOSED = 0xFFFFFFFF
 _WAIT, _WAKE = 128, 129  # FUTEX_WAIT and FUTEX_WAKE, private to the process
 _FUTEX_CALL = {"x86_64": 202, "amd64": 202, "aarch64": 98, "riscv64": 98}
-_SPINS = 4000  # some tens of microseconds: the pause between two kernel calls of a token
+_SPINS = 12000  # some hundred microseconds: the pause between two steps of decoding
+_PATIENCE = 4000  # how often a caller looks for begun tasks before it lends its core
 
 
 @device
@@ -104,7 +105,7 @@ def _run(variant: Any, job: int, unused: int, unused_too: int) -> None:
     while atomic_load(slot + _DONE) < tasks:
         relax(variant)
         spins += 1
-        if spins > _SPINS:
+        if spins > _PATIENCE:
             yield_core()
 
 
