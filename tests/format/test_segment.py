@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import mmap
 import os
 import struct
 import subprocess
@@ -295,7 +296,12 @@ def test_a_system_that_cannot_bring_pages_in_is_told_that_they_are_needed(
 
 def test_an_empty_tensor_needs_no_memory(tmp_path: Path) -> None:
     path = tmp_path / "object.safetensors"
-    write_segment(path, [SegmentTensor("none", ENCODINGS["f32"], (0,), [])])
+    none = SegmentTensor("none", ENCODINGS["f32"], (0,), [])
+    write_segment(path, [SegmentTensor("some", ENCODINGS["f32"], (1024,), [bytes(4096)]), none])
+    rest = (mmap.PAGESIZE - path.stat().st_size % mmap.PAGESIZE) // 4
+    some = SegmentTensor("some", ENCODINGS["f32"], (1024 + rest,), [bytes(4096 + 4 * rest)])
+    write_segment(path, [some, none])
+    assert path.stat().st_size % mmap.PAGESIZE == 0  # there is no page where it would be
     Segment(path).prefault("none")
 
 

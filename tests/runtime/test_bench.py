@@ -412,6 +412,20 @@ def test_larqls_arm_brings_weights_in_where_it_is_told(
         assert bool(made) is prefault
 
 
+@pytest.mark.parametrize("prefault", [False, True])
+def test_a_benchmark_passes_on_that_weights_are_brought_in(
+    containers: dict[str, Container], prefault: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def told(*arguments: object) -> ArmSpec:
+        assert arguments[-1] is prefault
+        raise PlatformError("told")
+
+    monkeypatch.setattr("larql.runtime.bench.run.larql_arm", told)
+    options = BenchOptions(prefault=prefault)
+    with pytest.raises(PlatformError, match="told"):
+        bench(containers["llama"], options, SilentProgress())
+
+
 # The machine
 
 
