@@ -9,7 +9,7 @@ import typer
 from larql.cli import render
 from larql.cli.inputs import tokenizer_of
 from larql.cli.models import open_model
-from larql.cli.options import ActivationKind, Activations, Model, Threads
+from larql.cli.options import ActivationKind, Activations, Model, Prefault, Threads
 from larql.cli.output import output_of
 from larql.errors import TokenizerError, UsageError
 
@@ -78,6 +78,7 @@ def command(
     repeats: Repeats = 5,
     activations: Activations = ActivationKind.F32,
     threads: Threads = None,
+    prefault: Prefault = False,
 ) -> None:
     """Measure speed and memory, alone or beside other engines.
 
@@ -117,6 +118,7 @@ def command(
         repeats=repeats,
         activations=activations.value,
         threads=threads,
+        prefault=prefault,
     )
     with render.progress(output) as progress:
         found = bench(container, options, progress)

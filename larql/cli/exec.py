@@ -25,6 +25,7 @@ from larql.cli.options import (
     Generate,
     Model,
     NoBos,
+    Prefault,
     Prompt,
     PromptFile,
     Threads,
@@ -104,6 +105,7 @@ def command(
     activations: Activations = ActivationKind.F32,
     threads: Threads = None,
     chunk: Chunk = None,
+    prefault: Prefault = False,
     context: Context = None,
 ) -> None:
     """Run a model over tokens or a prompt, and report logits.
@@ -133,7 +135,9 @@ def command(
     room = room_for(plan.component, len(given.ids), generate, context, output)
     from larql.runtime.run import RunOptions
 
-    options = RunOptions(component, backend.value, draft_depth, threads, chunk, activations.value)
+    options = RunOptions(
+        component, backend.value, draft_depth, threads, chunk, activations.value, prefault
+    )
     run = start_run(container, options, output)
     if dump_layers is not None:
         _dump_layers(run, given, dump_layers, resume, output)
@@ -282,6 +286,8 @@ def _print(report: dict[str, object], given: Given) -> None:
     operands = (
         f"{provenance['operand_reads']} read, {render.bytes_text(provenance['operand_bytes'])}"
     )
+    resident = provenance.get("resident_bytes")
+    mapped = provenance.get("resident_file_bytes")
     seconds = f"prepare {provenance['prepare_seconds']:.3f}, step {provenance['step_seconds']:.3f}"
     render.key_values(
         [
@@ -292,6 +298,7 @@ def _print(report: dict[str, object], given: Given) -> None:
             *_folded("tokens", _given_text(given.ids)),
             ("operands", operands),
             ("seconds", seconds),
+            ("resident", _resident_text(resident, mapped)),
             ("logit dump", report.get("logit_dump")),
             ("sha256", report.get("sha256")),
             ("payload sha256", report.get("payload_sha256")),
@@ -317,6 +324,12 @@ def _print(report: dict[str, object], given: Given) -> None:
                 ("ended", f"by token {made[-1]}" if report["ended"] else "by --generate"),
             ]
         )
+
+
+def _resident_text(resident: object, mapped: object) -> str | None:
+    if not isinstance(resident, int) or not isinstance(mapped, int):
+        return None
+    return f"{render.bytes_text(resident)}, {render.bytes_text(mapped)} of it mapped from files"
 
 
 def _given_text(ids: Sequence[int]) -> str:

@@ -39,6 +39,7 @@ __all__ = [
     "Generate",
     "Model",
     "NoBos",
+    "Prefault",
     "Prompt",
     "PromptFile",
     "Source",
@@ -186,6 +187,17 @@ NoBos = Annotated[
     typer.Option(
         "--no-bos",
         help="Do not put the model's beginning-of-sequence token first.",
+        show_default=False,
+    ),
+]
+Prefault = Annotated[
+    bool,
+    typer.Option(
+        "--prefault",
+        help=(
+            "Bring the weights that the run reads into memory before its first step, instead of "
+            "as the step comes to them; the answer does not depend on it."
+        ),
         show_default=False,
     ),
 ]

@@ -20,6 +20,7 @@ from larql.cli.options import (
     DraftDepth,
     Model,
     NoBos,
+    Prefault,
     Threads,
 )
 from larql.cli.output import output_of
@@ -93,6 +94,7 @@ def command(
     activations: Activations = ActivationKind.F32,
     threads: Threads = None,
     chunk: Chunk = None,
+    prefault: Prefault = False,
 ) -> None:
     """Measure a model on a text file.
 
@@ -129,7 +131,9 @@ def command(
     next(windows(len(tokens), room, step, len(bos_ids)), None)
     run = start_run(
         container,
-        RunOptions("target", backend.value, draft_depth, threads, chunk, activations.value),
+        RunOptions(
+            "target", backend.value, draft_depth, threads, chunk, activations.value, prefault
+        ),
         output,
     )
     with render.progress(output) as progress:

@@ -23,6 +23,7 @@ from larql.cli.options import (
     Generate,
     Model,
     NoBos,
+    Prefault,
     PromptFile,
     Threads,
 )
@@ -101,6 +102,7 @@ def command(
     activations: Activations = ActivationKind.F32,
     threads: Threads = None,
     chunk: Chunk = None,
+    prefault: Prefault = False,
     context: Context = None,
 ) -> None:
     """Continue a prompt, or chat.
@@ -149,7 +151,9 @@ def command(
     asked = _Asked(
         container,
         component,
-        RunOptions("target", backend.value, draft_depth, threads, chunk, activations.value),
+        RunOptions(
+            "target", backend.value, draft_depth, threads, chunk, activations.value, prefault
+        ),
         tokenizer,
         end_ids(container, tokenizer),
         sampler,

@@ -6,6 +6,7 @@ encoding and logical shape are facts of the index.
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import mmap
 import os
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
 __all__ = ["Segment", "SegmentTensor", "hash_file", "stored_shape", "write_segment", "write_stream"]
 
 _CHUNK = 8 << 20
+_POPULATE_READ = 22  # MADV_POPULATE_READ (Linux 5.14), which Python has no name for
 
 
 @dataclass(frozen=True)
@@ -170,17 +172,47 @@ class Segment:
         entry = self.header.entries[name]
         if entry.end == entry.begin:
             return np.empty(0, dtype=np.uint8)
+        return np.frombuffer(
+            self._mapped(),
+            dtype=np.uint8,
+            count=entry.end - entry.begin,
+            offset=self.header.data_start + entry.begin,
+        )
+
+    def prefault(self, name: str) -> None:
+        """Read a tensor's stored bytes into memory and map them, before anything uses them.
+
+        Where the system cannot do that it is told that they will be needed.
+
+        Raises
+        ------
+        ContainerError
+            If they cannot be read.
+        """
+        entry = self.header.entries[name]
+        begin, end = self.header.data_start + entry.begin, self.header.data_start + entry.end
+        if begin == end:
+            return
+        first = begin - begin % mmap.PAGESIZE
+        try:
+            try:
+                self._mapped().madvise(_POPULATE_READ, first, end - first)
+            except OSError as error:
+                if error.errno != errno.EINVAL:
+                    raise
+                self._mapped().madvise(mmap.MADV_WILLNEED, first, end - first)
+        except OSError as error:
+            raise ContainerError(
+                f"{self.path}: tensor {name} cannot be read into memory: {error.strerror}"
+            ) from None
+
+    def _mapped(self) -> mmap.mmap:
         if self._map is None:
             with open_regular(self.path, ContainerError) as (descriptor, status):
                 if status.st_size != self.size:
                     raise ContainerError(f"{self.path}: changed size while it was open")
                 self._map = mmap.mmap(descriptor, 0, access=mmap.ACCESS_READ)
-        return np.frombuffer(
-            self._map,
-            dtype=np.uint8,
-            count=entry.end - entry.begin,
-            offset=self.header.data_start + entry.begin,
-        )
+        return self._map
 
     def chunks(self, name: str) -> Iterator[bytes]:
         """Yield a tensor's stored bytes in pieces, without mapping them."""

@@ -23,6 +23,7 @@ from numba.core.typing import templates as _templates  # noqa: E402
 from numba.extending import intrinsic, models, overload  # noqa: E402
 from numba.extending import register_model as _register_model  # noqa: E402
 
+from larql.kernels import compiler  # noqa: E402
 from larql.kernels.cache import KernelCache  # noqa: E402
 
 __all__ = [
@@ -159,5 +160,6 @@ def compile_cached(function: Callable[..., Any], signature: tuple[Any, ...]) -> 
     numba.core.compiler.CompileResult
     """
     dispatcher: Any = function
+    compiler.used()
     dispatcher.compile(signature)
     return dispatcher.overloads[signature]

@@ -10,6 +10,7 @@ import numpy.typing as npt
 from larql.errors import BindingDefect, ContainerError
 from larql.format.container import Container
 from larql.format.encoding import Encoding
+from larql.format.segment import Segment
 
 __all__ = ["OperandStore", "StoredOperand"]
 
@@ -55,6 +56,7 @@ class OperandStore:
         self.container = container
         self.reads = 0
         self.bytes_read = 0
+        self._fetched: dict[str, tuple[Segment, str]] = {}
 
     def fetch(self, name: str, shape: tuple[int, ...]) -> StoredOperand:
         """Map one operand.
@@ -89,6 +91,21 @@ class OperandStore:
             data = segment.bytes_of(representation.tensor)
         except ContainerError as error:
             raise BindingDefect(f"operand {name}: {error}") from error
+        self._fetched[name] = segment, representation.tensor
         self.reads += 1
         self.bytes_read += int(data.nbytes)
         return StoredOperand(name, representation.encoding, shape, data)
+
+    def prefault(self, name: str) -> None:
+        """Bring an operand that has been fetched into memory.
+
+        Raises
+        ------
+        BindingDefect
+            If it cannot be read.
+        """
+        segment, tensor = self._fetched[name]
+        try:
+            segment.prefault(tensor)
+        except ContainerError as error:
+            raise BindingDefect(f"operand {name}: {error}") from error

@@ -63,6 +63,16 @@ class Plan:
                 wanted.setdefault(contract.name, contract)
         return tuple(wanted.values())
 
+    def swept(self) -> tuple[OperandContract, ...]:
+        """Return the operands that each step reads as a whole.
+
+        These are all but the embedding, of which a step reads one row for each position, unless
+        it is the head's weight too.
+        """
+        embed = self.component.embed.weight
+        tied = self.has_head and self.component.head.weight == embed
+        return tuple(c for c in self.contracts() if tied or c.name != embed)
+
     def state(self) -> tuple[KvRows, ...]:
         """Return the continuation state of the executed layers."""
         executed = set(self.executed_layers)

@@ -39,7 +39,12 @@ class PreparedOperands:
 
 
 def prepare(
-    container: Container, component: str, wanted: ExecutionSlice, backend: Backend
+    container: Container,
+    component: str,
+    wanted: ExecutionSlice,
+    backend: Backend,
+    *,
+    prefault: bool = False,
 ) -> PreparedOperands:
     """Bind the operands of a slice to a backend.
 
@@ -52,6 +57,8 @@ def prepare(
         Which part of it.
     backend : Backend
         A fresh backend.
+    prefault : bool
+        Bring into memory what each step reads, instead of leaving that to the first step.
 
     Raises
     ------
@@ -67,6 +74,9 @@ def prepare(
     store = OperandStore(container)
     for contract in plan.contracts():
         backend.bind(store.fetch(contract.name, contract.shape))
+    if prefault:
+        for contract in plan.swept():
+            store.prefault(contract.name)
     return PreparedOperands(
         container, plan, backend, store.reads, store.bytes_read, time.perf_counter() - began
     )

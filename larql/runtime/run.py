@@ -13,6 +13,7 @@ from larql.format.container import Container
 from larql.provenance import environment, format_cap, tokens_sha256
 from larql.runtime.backends.registry import make_backend
 from larql.runtime.prepared import PreparedOperands, prepare
+from larql.runtime.resident import resident
 from larql.runtime.session import Session
 from larql.runtime.slices import ExecutionSlice, slice_of
 
@@ -23,7 +24,7 @@ __all__ = ["Run", "RunOptions", "open_run"]
 class RunOptions:
     """How a container is executed.
 
-    Component, slice, backend and activations decide the answer; threads and chunk change no bit.
+    Component, slice, backend and activations decide the answer; the others change no bit.
 
     Attributes
     ----------
@@ -38,6 +39,8 @@ class RunOptions:
         Most positions advanced at once.
     activations : str
         ``f32`` or ``q8``.
+    prefault : bool
+        Bring the operands into memory before the first step.
     """
 
     component: str = "target"
@@ -46,6 +49,7 @@ class RunOptions:
     threads: int | None = None
     chunk: int | None = None
     activations: str = "f32"
+    prefault: bool = False
 
     @property
     def slice(self) -> ExecutionSlice:
@@ -106,6 +110,7 @@ class Run:
             "operand_bytes": self.prepared.bytes_read,
             "prepare_seconds": self.prepared.seconds,
             "step_seconds": self.step_seconds,
+            **resident(),
             "threads": backend.threads,
             "max_format": format_cap(),
             "environment": {**environment(), **backend.environment()},
@@ -123,5 +128,7 @@ def open_run(container: Container, options: RunOptions) -> Run:
         If an operand is missing, contradictory or of an unsupported encoding.
     """
     backend = make_backend(options.backend, options.threads, options.activations)
-    prepared = prepare(container, options.component, options.slice, backend)
+    prepared = prepare(
+        container, options.component, options.slice, backend, prefault=options.prefault
+    )
     return Run(container, options, prepared)

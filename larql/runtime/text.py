@@ -18,6 +18,7 @@ from larql.format.untrusted import (
     shown,
 )
 from larql.runtime.detokenize import PieceTable, TextStream, displayed, read_decoder
+from larql.runtime.resident import trim
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -199,6 +200,7 @@ def load_tokenizer(files: Mapping[str, Path], *, reason: str | None = None) -> T
     settings = _Settings.read(files)
     state = json.loads(tokenizer.decoder.__getstate__()) if tokenizer.decoder else None
     table = PieceTable(tokenizer, read_decoder(state, str(path)), str(path))
+    trim()
     return TextTokenizer(
         tokenizer,
         table,

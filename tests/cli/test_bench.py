@@ -69,11 +69,13 @@ def test_a_program_gets_one_strict_document(larql_process: Run, container: Conta
     provenance = found["provenance"]
     assert provenance["container"]["fingerprint"] == container.fingerprint  # type: ignore[index]
     assert provenance["activations"] == "f32"  # type: ignore[index]
+    assert provenance["prefault"] is False  # type: ignore[index]
 
 
 def test_it_measures_what_exec_runs(larql_process: Run, container: Container) -> None:
     """The greedy tokens of the measured arm are those of the command that people use."""
-    benched = strict(larql_process("bench", container.path, *SHORT, "--json").stdout)
+    benched = strict(larql_process("bench", container.path, *SHORT, "--json", "--prefault").stdout)
+    assert benched["provenance"]["prefault"] is True  # type: ignore[index]
     ids = benched["work"]["check_ids"]  # type: ignore[index]
     count = benched["work"]["check_steps"]  # type: ignore[index]
     listed = ",".join(map(str, ids))

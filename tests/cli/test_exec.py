@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from larql.format.container import Container
+from larql.format.segment import Segment
 from tests.builders.containers import copy_container, make_container
 from tests.builders.models import LlamaSpec, write_llama_safetensors
 from tests.cli.conftest import LLAMA, Run
@@ -289,3 +291,46 @@ def test_both_names_are_one_command(llama: Path, cli: Run) -> None:
     first = cli("exec", llama, "--tokens", IDS, *REFERENCE, "--json").ok().json
     second = cli("vindex3", "exec", llama, "--tokens", IDS, *REFERENCE, "--json").ok().json
     assert first["top"] == second["top"]
+
+
+# What the machine spends
+
+
+@pytest.mark.parametrize("command", ["exec", "run", "perplexity"])
+def test_weights_brought_in_beforehand_change_no_bit(
+    command: str, llama: Path, tmp_path: Path, cli: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = tmp_path / "text"
+    text.write_text("the cat sat on the mat " * 4)
+    inputs = {
+        "exec": ("exec", llama, "--tokens", IDS, "-n", "3"),
+        "run": ("run", llama, "the", "-n", "3"),
+        "perplexity": ("perplexity", llama, text, "--window", "8"),
+    }
+    made: list[str] = []
+    real = Segment.prefault
+
+    def prefault(segment: Segment, tensor: str) -> None:
+        made.append(tensor)
+        real(segment, tensor)
+
+    monkeypatch.setattr(Segment, "prefault", prefault)
+    lazy = cli(*inputs[command], *REFERENCE, "--json").ok().json
+    assert made == []
+    told = cli(*inputs[command], *REFERENCE, "--json", "--prefault").ok().json
+    assert len(made) == 3 * 9 + 2  # all operands but the embedding, which is not the head here
+    provenance = [report.pop("provenance") for report in (lazy, told)]
+    assert lazy == told
+    assert provenance[0].keys() == provenance[1].keys()
+    for said in provenance:
+        assert 0 < said["resident_file_bytes"] < said["resident_bytes"]
+        assert said["resident_bytes"] <= said["peak_resident_bytes"]
+
+
+def test_what_is_occupied_is_shown_where_the_system_tells(
+    llama: Path, cli: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shown = cli("exec", llama, "--tokens", IDS).ok().out.splitlines()
+    assert any(re.fullmatch(r"resident +\S+ MB, \S+ MB of it mapped from files", s) for s in shown)
+    monkeypatch.setattr("larql.runtime.run.resident", dict)
+    assert "resident" not in cli("exec", llama, "--tokens", IDS).ok().out

@@ -110,8 +110,10 @@ def test_the_sidecar_says_where_the_numbers_come_from(
     assert sidecar["step_seconds"] > 0
     assert sidecar["environment"]["tool"] == f"larql {__version__}"
     assert {"python", "numpy", "numba", "llvmlite", "isa"} <= sidecar["environment"].keys()
+    measured = {"resident_bytes", "resident_file_bytes", "peak_resident_bytes"}
+    assert all(sidecar[name] > 10 << 20 for name in measured)
     others = {"container", "operand_bytes", "prepare_seconds", "step_seconds", "environment"}
-    assert sidecar.keys() == expected.keys() | others
+    assert sidecar.keys() == expected.keys() | others | measured
 
 
 @pytest.mark.parametrize("name", ["llama", "gemma"])

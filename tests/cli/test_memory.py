@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -43,3 +44,26 @@ def test_peak_memory(model: str, most: int, request: pytest.FixtureRequest, tmp_
         arguments = ("exec", container, "--tokens", "2,3,4,5,6", *extra)
         peak_mb(*arguments)  # compiles what is not compiled yet
         assert peak_mb(*arguments) <= 1.15 * size + 150, extra
+
+
+@pytest.mark.real
+@pytest.mark.slow
+@pytest.mark.parametrize("model", ["s_gguf", "g_gguf"])
+def test_a_run_over_text_stays_within_what_a_decode_may_take(
+    model: str, request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
+    """Reading a tokenizer's file leaves holes in the heap; they are given back."""
+    source = request.getfixturevalue(model)
+    container = tmp_path / "m.vindex3"
+    peak_mb("extract", source, "-o", container)
+    size = sum(path.stat().st_size for path in container.rglob("*") if path.is_file())
+    command = ("exec", container, "--prompt", "The capital of France is", "-n", "8", "--json")
+    for _ in range(2):  # the first compiles what is not compiled yet
+        done = subprocess.run(
+            [sys.executable, "-m", "larql", *map(str, command)],
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+    found = json.loads(done.stdout)["provenance"]
+    assert found["resident_bytes"] <= 1.15 * size + 150e6

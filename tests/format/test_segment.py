@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import mmap
 import os
 import struct
 import subprocess
@@ -245,3 +246,69 @@ def test_mapping_a_huge_segment_takes_no_memory(tmp_path: Path) -> None:
         check=True,
     )
     assert int(done.stdout) < 100_000, "kilobytes"
+
+
+def two_tensors(path: Path, nbytes: int) -> Segment:
+    zeros = [
+        SegmentTensor(name, ENCODINGS["f32"], (nbytes // 4,), [bytes(nbytes)])
+        for name in ("first", "second")
+    ]
+    write_segment(path, zeros)
+    return Segment(path)
+
+
+def resident(path: Path) -> int:
+    """Return how many bytes of a file are in the page tables of this process."""
+    found, inside = 0, False
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        if "-" in line.split(" ", 1)[0]:
+            inside = line.endswith(str(path))
+        elif inside and line.startswith("Rss:"):
+            found += int(line.split()[1]) * 1024
+    return found
+
+
+@pytest.mark.parametrize("name", ["first", "second"])
+def test_a_tensor_is_brought_into_memory_and_its_neighbour_is_not(
+    tmp_path: Path, name: str
+) -> None:
+    size = 8 << 20
+    path = tmp_path / "object.safetensors"
+    segment = two_tensors(path, size)
+    data = segment.bytes_of(name)
+    assert resident(path) == 0
+    segment.prefault(name)
+    # the pages at the ends, and what the system maps around a page that it was asked for
+    assert size <= resident(path) <= size + (256 << 10)
+    assert not data.any()
+
+
+def test_a_system_that_cannot_bring_pages_in_is_told_that_they_are_needed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("larql.format.segment._POPULATE_READ", 9999)
+    path = tmp_path / "object.safetensors"
+    segment = two_tensors(path, 1 << 20)
+    segment.prefault("first")
+    assert resident(path) == 0
+    assert not segment.bytes_of("first").any()
+
+
+def test_an_empty_tensor_needs_no_memory(tmp_path: Path) -> None:
+    path = tmp_path / "object.safetensors"
+    none = SegmentTensor("none", ENCODINGS["f32"], (0,), [])
+    write_segment(path, [SegmentTensor("some", ENCODINGS["f32"], (1024,), [bytes(4096)]), none])
+    rest = (mmap.PAGESIZE - path.stat().st_size % mmap.PAGESIZE) // 4
+    some = SegmentTensor("some", ENCODINGS["f32"], (1024 + rest,), [bytes(4096 + 4 * rest)])
+    write_segment(path, [some, none])
+    assert path.stat().st_size % mmap.PAGESIZE == 0  # there is no page where it would be
+    Segment(path).prefault("none")
+
+
+def test_what_cannot_be_brought_into_memory_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "object.safetensors"
+    segment = two_tensors(path, 1 << 20)
+    segment.bytes_of("first")
+    os.truncate(path, 4096)
+    with pytest.raises(ContainerError, match=r"tensor second cannot be read into memory: "):
+        segment.prefault("second")

@@ -18,11 +18,13 @@ from hypothesis import strategies as st
 from larql.errors import LarqlError, PlatformError, UnsupportedRefusal, UsageError
 from larql.format.container import Container
 from larql.format.progress import SilentProgress
+from larql.format.segment import Segment
 from larql.runtime.bench import arms, machine, measure
 from larql.runtime.bench.arm import Arm, ArmSpec, Memory
-from larql.runtime.bench.arms.engine_larql import Larql
+from larql.runtime.bench.arms.engine_larql import Larql, load
 from larql.runtime.bench.cost import state_bytes, weight_bytes
 from larql.runtime.bench.measure import Work, pseudo_random_ids
+from larql.runtime.bench.peers import larql_arm
 from larql.runtime.bench.report import Report, make_report
 from larql.runtime.bench.run import BenchOptions, bench
 from larql.runtime.bench.summary import first_difference, paired, summarise
@@ -394,6 +396,34 @@ def test_larqls_arm_computes_with_the_activations_it_was_asked_for(
 ) -> None:
     with pytest.raises(LarqlError, match="--activations 'q7'"):
         Larql(containers["llama"].path, 2, 4, "q7")
+
+
+def test_larqls_arm_brings_weights_in_where_it_is_told(
+    containers: dict[str, Container], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[str] = []
+    monkeypatch.setattr(Segment, "prefault", lambda segment, tensor: made.append(tensor))
+    options = {"threads": 2, "room": 4, "activations": "f32"}
+    for prefault in (False, True):
+        spec = larql_arm(containers["llama"], 2, 4, "f32", prefault)
+        said = json.loads(spec.command[-1])
+        assert said.items() >= {**options, "prefault": prefault}.items()
+        load(said)
+        assert bool(made) is prefault
+
+
+@pytest.mark.parametrize("prefault", [False, True])
+def test_a_benchmark_passes_on_that_weights_are_brought_in(
+    containers: dict[str, Container], prefault: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def told(*arguments: object) -> ArmSpec:
+        assert arguments[-1] is prefault
+        raise PlatformError("told")
+
+    monkeypatch.setattr("larql.runtime.bench.run.larql_arm", told)
+    options = BenchOptions(prefault=prefault)
+    with pytest.raises(PlatformError, match="told"):
+        bench(containers["llama"], options, SilentProgress())
 
 
 # The machine

@@ -8,14 +8,15 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from larql.errors import UnsupportedRefusal, UsageError
+from larql.errors import BindingDefect, ContainerError, UnsupportedRefusal, UsageError
 from larql.format.container import Container
+from larql.format.segment import Segment
 from larql.runtime.backends.base import Backend
 from larql.runtime.backends.registry import make_backend
 from larql.runtime.prepared import prepare
 from larql.runtime.run import Run, RunOptions, open_run
 from larql.runtime.session import Session
-from larql.runtime.slices import Draft, Full, LayerRange
+from larql.runtime.slices import Draft, ExecutionSlice, Full, LayerRange
 from tests.builders.containers import make_container
 from tests.builders.models import LlamaSpec, write_llama_safetensors
 
@@ -323,3 +324,35 @@ def test_layers_behind_a_draft_cost_it_nothing(tmp_path: Path, numerics: str) ->
     a = prepare(deep, "target", Draft(2), fresh(numerics))
     b = prepare(shallow, "target", Full(), fresh(numerics))
     assert (a.reads, a.bytes_read) == (b.reads, b.bytes_read)
+
+
+@pytest.mark.parametrize("name", ["llama", "llama3", "gemma"])
+@pytest.mark.parametrize("wanted", [Full(), Draft(1), LayerRange(1, 2)], ids=str)
+def test_what_a_step_sweeps_is_brought_into_memory_and_nothing_else(
+    containers: dict[str, Container],
+    name: str,
+    wanted: ExecutionSlice,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    container, made = containers[name], []
+    monkeypatch.setattr(Segment, "prefault", lambda segment, tensor: made.append(tensor))
+    prepare(container, "target", wanted, make_backend("reference"))
+    assert made == []
+    plan = prepare(container, "target", wanted, make_backend("reference"), prefault=True).plan
+    embed, head = plan.component.embed.weight, plan.component.head.weight
+    swept = [c.name for c in plan.contracts()]
+    if not (plan.has_head and head == embed) and embed in swept:
+        swept.remove(embed)
+    assert made == [container.operands[operand].tensor for operand in swept]
+    assert len(made) > 5
+
+
+def test_an_operand_that_cannot_be_brought_into_memory_is_named(
+    containers: dict[str, Container], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(segment: Segment, tensor: str) -> None:
+        raise ContainerError(f"{segment.path}: no")
+
+    monkeypatch.setattr(Segment, "prefault", fail)
+    with pytest.raises(BindingDefect, match=r"operand target\.\S+: .*: no"):
+        prepare(containers["llama"], "target", Full(), make_backend("reference"), prefault=True)

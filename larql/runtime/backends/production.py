@@ -31,7 +31,7 @@ from larql.format.graph import (
     Rope,
     SoftmaxAttention,
 )
-from larql.kernels import setup
+from larql.kernels import compiler, setup
 from larql.kernels.activation import activate, gate
 from larql.kernels.attention import attend
 from larql.kernels.elementwise import add_row, add_scaled, scale, softcap
@@ -160,6 +160,7 @@ class ProductionBackend(Backend):
         single position differ only by that position until attention spans another block of keys,
         so they are recorded once for each block.
         """
+        compiler.release()  # before weights take its place; again when more has been compiled
         if len(carrier) != 1:
             return walk(carrier)
         key = step_key(plan, state.length)

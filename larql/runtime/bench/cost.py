@@ -16,15 +16,13 @@ def weight_bytes(container: Container, plan: Plan) -> int:
     Every operand of the plan once; of the embedding one row, unless it is the tied head's weight,
     which is read as a whole.
     """
-    total = 0
-    embed = plan.component.embed
-    tied = plan.has_head and plan.component.head.weight == embed.weight
+    total, swept = 0, set(plan.swept())
     for contract in plan.contracts():
         encoding = container.operands[contract.name].encoding
-        if contract.name == embed.weight and not tied:
-            total += encoding.row_bytes(embed.width)
-        else:
+        if contract in swept:
             total += encoding.nbytes(contract.shape)
+        else:
+            total += encoding.row_bytes(plan.component.embed.width)
     return total
 
 

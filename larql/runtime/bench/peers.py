@@ -111,13 +111,16 @@ def peer_source(container: Container, name: str, progress: Progress) -> PeerSour
     return PeerSource(files[0] if is_gguf else root, is_gguf)
 
 
-def larql_arm(container: Container, threads: int, room: int, activations: str) -> ArmSpec:
+def larql_arm(
+    container: Container, threads: int, room: int, activations: str, prefault: bool = False
+) -> ArmSpec:
     """Return larql's arm: a container on some threads, with room for some positions."""
     options = {
         "container": str(container.path.absolute()),
         "threads": threads,
         "room": room,
         "activations": activations,
+        "prefault": prefault,
     }
     return ArmSpec(
         f"larql {activations}",

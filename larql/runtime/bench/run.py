@@ -48,6 +48,8 @@ class BenchOptions:
     activations : str
     threads : int or None
         None: one for each usable core.
+    prefault : bool
+        larql brings its operands into memory when it loads.
     """
 
     peers: tuple[str, ...] = ()
@@ -59,6 +61,7 @@ class BenchOptions:
     repeats: int = 5
     activations: str = "f32"
     threads: int | None = None
+    prefault: bool = False
 
 
 @dataclass(frozen=True)
@@ -117,7 +120,7 @@ def bench(container: Container, options: BenchOptions, progress: Progress) -> Be
     )
     threads = usable_cores() if options.threads is None else options.threads
     cache = largest_cache()
-    specs = [larql_arm(container, threads, work.room, options.activations)]
+    specs = [larql_arm(container, threads, work.room, options.activations, options.prefault)]
     if options.peers:
         source = peer_source(container, options.source, progress)
         specs.extend(peer_arm(name, source, threads, work.room) for name in options.peers)
@@ -154,6 +157,7 @@ def bench(container: Container, options: BenchOptions, progress: Progress) -> Be
             },
             "component": plan.component.id,
             "activations": facts["activations"],
+            "prefault": options.prefault,
             "numerics": facts["numerics"],
             "max_format": facts["max_format"],
             "context_tokens_sha256": tokens_sha256(work.context),

@@ -17,9 +17,17 @@ __all__ = ["Larql", "load"]
 class Larql:
     """A prepared container and one session; see `larql.runtime.bench.arms.child.Engine`."""
 
-    def __init__(self, container: Path, threads: int, room: int, activations: str) -> None:
+    def __init__(
+        self,
+        container: Path,
+        threads: int,
+        room: int,
+        activations: str,
+        prefault: bool = False,
+    ) -> None:
         began = time.perf_counter()
-        run = open_run(Container(container), RunOptions(threads=threads, activations=activations))
+        options = RunOptions(threads=threads, activations=activations, prefault=prefault)
+        run = open_run(Container(container), options)
         self._session = run.session(room)
         self.load_seconds = time.perf_counter() - began
         said = run.provenance((), room)
@@ -55,7 +63,11 @@ class Larql:
 
 
 def load(options: Mapping[str, object]) -> Larql:
-    """Prepare ``container``; the other options are ``threads``, ``room`` and ``activations``."""
+    """Prepare ``container``.
+
+    The other options are ``threads``, ``room``, ``activations`` and ``prefault``.
+    """
     threads, room = options["threads"], options["room"]
     assert isinstance(threads, int) and isinstance(room, int)
-    return Larql(Path(str(options["container"])), threads, room, str(options["activations"]))
+    container, activations = Path(str(options["container"])), str(options["activations"])
+    return Larql(container, threads, room, activations, bool(options.get("prefault", False)))

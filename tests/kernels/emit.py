@@ -1,0 +1,165 @@
+"""Compile every kernel at the portable level and emit it for another processor.
+
+Usage: python emit.py DIRECTORY-OF-PACKAGE TRIPLE, with LARQL_ISA=portable. Nothing that is emitted
+is run. Prints one JSON object: ``kernels``, a list of what was emitted
+(name, types, how many lanes LLVM's code multiplies and adds in one, intrinsics of other processors
+and inline assembly, assembly), ``missing``, the kernels that nothing here compiles, and ``plain``,
+the assembly of a multiplication and an addition.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import re
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, sys.argv[1])
+
+import llvmlite.binding as llvm
+
+from larql.kernels import setup
+
+# Compiled kernels are not kept: what is compiled here is not what runs.
+setup._CHOSEN[:] = [replace(setup.configure(1), cache_directory=None)]
+
+from numba.core.codegen import JITCodeLibrary, JITCPUCodegen  # noqa: E402
+
+
+def keep_linked() -> None:
+    """Keep every module as it is once linked, with nothing of this processor in it.
+
+    The engine gets a copy, because choosing instructions rewrites what it is given in place, with
+    intrinsics of the processor that it chooses for.
+    """
+    optimise, add = JITCodeLibrary._optimize_final_module, JITCPUCodegen._add_module
+
+    def kept(library: Any) -> None:
+        library.linked = str(library._final_module)
+        optimise(library)
+
+    JITCodeLibrary._optimize_final_module = kept
+    JITCPUCodegen._add_module = lambda codegen, module: add(codegen, module.clone())
+
+
+keep_linked()
+
+from larql.kernels import activation, attention_block, product, product_q8  # noqa: E402
+from larql.kernels.encodings import BLOCKS  # noqa: E402
+from larql.kernels.integers import INTEGERS  # noqa: E402
+from larql.kernels.jit import Variant, compiled_address  # noqa: E402
+
+KERNELS = Path(setup.__file__).parent
+# Kernels whose variant says more than the level; the others are found by their parameters.
+TOLD = {
+    product._expand_row, product._coded_rows, product._panel, product_q8._rows,
+    activation._activate, activation._gate, attention_block._rows,
+}  # fmt: skip
+FUSED = re.compile(r"call [^\n]*@llvm\.fma\.(?:v(\d+))?f(?:32|64)\(")
+FOREIGN = re.compile(r"@(llvm\.x86\.[\w.]+)|call [^\n]*\b(asm) ")
+PLAIN = """
+define <4 x float> @both(<4 x float> %a, <4 x float> %b, <4 x float> %c) {
+  %product = fmul <4 x float> %a, %b
+  %sum = fadd <4 x float> %product, %c
+  ret <4 x float> %sum
+}
+"""
+
+
+def dispatchers() -> dict[str, Any]:
+    """Return every function that `larql.kernels.jit.kernel` marked, by module and name."""
+    found = {}
+    for path in sorted(KERNELS.glob("*.py")):
+        module = importlib.import_module(f"larql.kernels.{path.stem}")
+        for name, value in vars(module).items():
+            made = getattr(value, "__module__", None) == module.__name__
+            if made and hasattr(value, "inspect_llvm") and not forced_inline(value):
+                found[f"{path.stem}.{name}"] = value
+    return found
+
+
+def forced_inline(dispatcher: Any) -> bool:
+    """Return whether a function is only ever compiled into others."""
+    return bool(dispatcher.targetoptions.get("forceinline"))
+
+
+def compile_all(found: dict[str, Any]) -> None:
+    """Compile every kernel for the level, with each encoding and function that it takes."""
+    level = setup.current().level
+    for encoding in BLOCKS:
+        product._coded(encoding)
+        product.expander(encoding)
+    for encoding in INTEGERS:
+        product_q8._coded(encoding)
+    product._plain()
+    attention_block.block_rows_address()
+    for kind in activation._FUNCTIONS:
+        activation._compiled(activation._activate, kind)
+    for kind in activation.KINDS:
+        activation._compiled(activation._gate, kind)
+    for value in found.values():
+        first = value.py_func.__code__.co_varnames[0]
+        if first == "variant" and value not in TOLD:
+            compiled_address(value, Variant(level))
+    for path in sorted(KERNELS.glob("*.py")):
+        module = importlib.import_module(f"larql.kernels.{path.stem}")
+        for name, value in vars(module).items():
+            if name.startswith("_entry"):
+                value()
+
+
+class Machine:
+    """LLVM's back end for one triple, set up as numba sets it up on such a machine."""
+
+    def __init__(self, triple: str) -> None:
+        llvm.initialize_all_targets()
+        llvm.initialize_all_asmprinters()
+        self.triple = triple
+        name, flags = setup._ELSEWHERE
+        self.machine = llvm.Target.from_triple(triple).create_target_machine(
+            cpu=name, features=flags, opt=3, reloc="pic", codemodel="default"
+        )
+
+    def emit(self, text: str) -> tuple[str, str]:
+        """Return a module as it is optimised for the machine, and its assembly."""
+        text = re.sub(r"^target (triple|datalayout) = .*$", "", text, flags=re.MULTILINE)
+        layout = str(self.machine.target_data)
+        head = f'target triple = "{self.triple}"\ntarget datalayout = "{layout}"\n'
+        module = llvm.parse_assembly(head + text)
+        module.verify()
+        options = llvm.create_pipeline_tuning_options(speed_level=3)
+        options.loop_vectorization, options.slp_vectorization = True, False
+        builder = llvm.create_pass_builder(self.machine, options)
+        builder.getModulePassManager().run(module, builder)
+        return str(module), self.machine.emit_assembly(module)
+
+
+def emitted(machine: Machine, found: dict[str, Any]) -> Iterator[dict[str, object]]:
+    """Yield what was emitted of each kernel and signature."""
+    for name, dispatcher in found.items():
+        for signature, made in dispatcher.overloads.items():
+            text, assembly = machine.emit(made.library.linked)
+            lanes = sum(int(count or 1) for count in FUSED.findall(text))
+            yield {
+                "name": name,
+                "types": str(signature[0]),
+                "fused": lanes,
+                "foreign": FOREIGN.findall(text),
+                "assembly": assembly,
+            }
+
+
+everything = dispatchers()
+compile_all(everything)
+target = Machine(sys.argv[2])
+report = {
+    "level": setup.current().level,
+    "kernels": list(emitted(target, everything)),
+    "missing": [name for name, value in everything.items() if not value.overloads],
+    "plain": target.emit(PLAIN)[1],
+}
+print(json.dumps(report))
