@@ -57,6 +57,7 @@ KERNELS = Path(setup.__file__).parent
 # Kernels whose variant says more than the level; the others are found by their parameters.
 TOLD = {
     product._expand_row, product._coded_rows, product._panel, product_q8._rows,
+    product_q8._unpack, product_q8._panel,
     activation._activate, activation._gate, attention_block._rows,
 }  # fmt: skip
 FUSED = re.compile(r"call [^\n]*@llvm\.fma\.(?:v(\d+))?f(?:32|64)\(")
@@ -94,7 +95,9 @@ def compile_all(found: dict[str, Any]) -> None:
         product._coded(encoding)
         product.expander(encoding)
     for encoding in INTEGERS:
-        product_q8._coded(encoding)
+        product_q8._few(encoding)
+        product_q8._unpacker(encoding)
+        product_q8._many(encoding)
     product._plain()
     attention_block.block_rows_address()
     for kind in activation._FUNCTIONS:

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from larql.kernels.encodings import BLOCKS
-from larql.kernels.integers import INTEGERS
+from larql.kernels.integers import INTEGERS, alike
 from larql.kernels.pool import _FUTEX_CALL
 
 TRIPLE = "aarch64-unknown-linux-gnu"
@@ -87,7 +87,9 @@ def test_every_kernel_is_emitted_with_every_encoding(report: dict[str, Any]) -> 
     }
     for encoding in BLOCKS:
         assert {("product._coded_rows", encoding), ("product._expand_row", encoding)} <= emitted
-    assert {("product_q8._rows", encoding) for encoding in INTEGERS} <= emitted
+    for encoding in INTEGERS:
+        assert {("product_q8._rows", encoding), ("product_q8._unpack", encoding)} <= emitted
+    assert {("product_q8._panel", alike("portable", encoding)) for encoding in INTEGERS} <= emitted
     # each encoding has code of its own: none of them stands for another
     for name in ("product._coded_rows", "product_q8._rows"):
         codes = [k["assembly"] for k in report["kernels"] if k["name"] == name]
@@ -117,7 +119,7 @@ def test_products_and_sums_are_fused_where_llvm_was_told_and_nowhere_else(
         # equal pieces of code may have been merged, but a fused operation is never made up
         assert fused_lanes(kernel) <= kernel["fused"], kernel["name"]
         assert (fused_lanes(kernel) > 0) == (kernel["fused"] > 0), kernel["name"]
-    for name in ("product._coded_rows", "product._panel", "product_q8._rows"):
+    for name in ("product._coded_rows", "product._panel", "product_q8._rows", "product_q8._panel"):
         kernels = [k for k in report["kernels"] if k["name"] == name]
         assert kernels
         assert all("fmla" in instructions(kernel) for kernel in kernels), name
