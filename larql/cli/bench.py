@@ -9,7 +9,7 @@ import typer
 from larql.cli import render
 from larql.cli.inputs import tokenizer_of
 from larql.cli.models import open_model
-from larql.cli.options import ActivationKind, Activations, Model, Threads
+from larql.cli.options import ActivationKind, Activations, Kv, KvKind, Model, Threads
 from larql.cli.output import output_of
 from larql.errors import TokenizerError, UsageError
 
@@ -77,6 +77,7 @@ def command(
     context: Depth = 1,
     repeats: Repeats = 5,
     activations: Activations = ActivationKind.F32,
+    kv: Kv = KvKind.F32,
     threads: Threads = None,
 ) -> None:
     """Measure speed and memory, alone or beside other engines.
@@ -116,6 +117,7 @@ def command(
         context=context,
         repeats=repeats,
         activations=activations.value,
+        kv=kv.value,
         threads=threads,
     )
     with render.progress(output) as progress:

@@ -23,6 +23,8 @@ from larql.cli.options import (
     Context,
     DraftDepth,
     Generate,
+    Kv,
+    KvKind,
     Model,
     NoBos,
     Prompt,
@@ -102,6 +104,7 @@ def command(
     resume: Resume = False,
     backend: BackendOption = Backend.PRODUCTION,
     activations: Activations = ActivationKind.F32,
+    kv: Kv = KvKind.F32,
     threads: Threads = None,
     chunk: Chunk = None,
     context: Context = None,
@@ -133,7 +136,9 @@ def command(
     room = room_for(plan.component, len(given.ids), generate, context, output)
     from larql.runtime.run import RunOptions
 
-    options = RunOptions(component, backend.value, draft_depth, threads, chunk, activations.value)
+    options = RunOptions(
+        component, backend.value, draft_depth, threads, chunk, activations.value, kv.value
+    )
     run = start_run(container, options, output)
     if dump_layers is not None:
         _dump_layers(run, given, dump_layers, resume, output)

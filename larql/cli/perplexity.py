@@ -18,6 +18,8 @@ from larql.cli.options import (
     BackendOption,
     Chunk,
     DraftDepth,
+    Kv,
+    KvKind,
     Model,
     NoBos,
     Threads,
@@ -91,6 +93,7 @@ def command(
     no_bos: NoBos = False,
     backend: BackendOption = Backend.PRODUCTION,
     activations: Activations = ActivationKind.F32,
+    kv: Kv = KvKind.F32,
     threads: Threads = None,
     chunk: Chunk = None,
 ) -> None:
@@ -129,7 +132,9 @@ def command(
     next(windows(len(tokens), room, step, len(bos_ids)), None)
     run = start_run(
         container,
-        RunOptions("target", backend.value, draft_depth, threads, chunk, activations.value),
+        RunOptions(
+            "target", backend.value, draft_depth, threads, chunk, activations.value, kv.value
+        ),
         output,
     )
     with render.progress(output) as progress:

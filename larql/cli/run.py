@@ -21,6 +21,8 @@ from larql.cli.options import (
     Context,
     DraftDepth,
     Generate,
+    Kv,
+    KvKind,
     Model,
     NoBos,
     PromptFile,
@@ -99,6 +101,7 @@ def command(
     no_bos: NoBos = False,
     backend: BackendOption = Backend.PRODUCTION,
     activations: Activations = ActivationKind.F32,
+    kv: Kv = KvKind.F32,
     threads: Threads = None,
     chunk: Chunk = None,
     context: Context = None,
@@ -149,7 +152,9 @@ def command(
     asked = _Asked(
         container,
         component,
-        RunOptions("target", backend.value, draft_depth, threads, chunk, activations.value),
+        RunOptions(
+            "target", backend.value, draft_depth, threads, chunk, activations.value, kv.value
+        ),
         tokenizer,
         end_ids(container, tokenizer),
         sampler,

@@ -39,6 +39,7 @@ _IDENTITY = (
     "backend",
     "numerics",
     "activations",
+    "kv",
     "executed_layers",
     "tokens",
 )

@@ -23,7 +23,8 @@ __all__ = ["Run", "RunOptions", "open_run"]
 class RunOptions:
     """How a container is executed.
 
-    Component, slice, backend and activations decide the answer; threads and chunk change no bit.
+    Component, slice, backend, activations and kv decide the answer; threads and chunk change no
+    bit.
 
     Attributes
     ----------
@@ -38,6 +39,8 @@ class RunOptions:
         Most positions advanced at once.
     activations : str
         ``f32`` or ``q8``.
+    kv : str
+        ``f32`` or ``f16``: how keys and values are kept.
     """
 
     component: str = "target"
@@ -46,6 +49,7 @@ class RunOptions:
     threads: int | None = None
     chunk: int | None = None
     activations: str = "f32"
+    kv: str = "f32"
 
     @property
     def slice(self) -> ExecutionSlice:
@@ -95,6 +99,7 @@ class Run:
             "backend": backend.name,
             "numerics": backend.numerics,
             "activations": backend.activations,
+            "kv": backend.kv,
             "draft_depth": self.options.draft_depth,
             "executed_layers": list(plan.executed_layers),
             "tokens": list(tokens),
@@ -122,6 +127,6 @@ def open_run(container: Container, options: RunOptions) -> Run:
     Refusal
         If an operand is missing, contradictory or of an unsupported encoding.
     """
-    backend = make_backend(options.backend, options.threads, options.activations)
+    backend = make_backend(options.backend, options.threads, options.activations, options.kv)
     prepared = prepare(container, options.component, options.slice, backend)
     return Run(container, options, prepared)

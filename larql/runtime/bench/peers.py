@@ -111,16 +111,17 @@ def peer_source(container: Container, name: str, progress: Progress) -> PeerSour
     return PeerSource(files[0] if is_gguf else root, is_gguf)
 
 
-def larql_arm(container: Container, threads: int, room: int, activations: str) -> ArmSpec:
+def larql_arm(container: Container, threads: int, room: int, activations: str, kv: str) -> ArmSpec:
     """Return larql's arm: a container on some threads, with room for some positions."""
     options = {
         "container": str(container.path.absolute()),
         "threads": threads,
         "room": room,
         "activations": activations,
+        "kv": kv,
     }
     return ArmSpec(
-        f"larql {activations}",
+        f"larql {activations}" if kv == "f32" else f"larql {activations}, kv {kv}",
         (sys.executable, "-m", f"{_ARMS}.child", f"{_ARMS}.engine_larql", json.dumps(options)),
     )
 

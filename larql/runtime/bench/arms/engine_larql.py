@@ -17,14 +17,14 @@ __all__ = ["Larql", "load"]
 class Larql:
     """A prepared container and one session; see `larql.runtime.bench.arms.child.Engine`."""
 
-    def __init__(self, container: Path, threads: int, room: int, activations: str) -> None:
+    def __init__(self, container: Path, options: RunOptions, room: int) -> None:
         began = time.perf_counter()
-        run = open_run(Container(container), RunOptions(threads=threads, activations=activations))
+        run = open_run(Container(container), options)
         self._session = run.session(room)
         self.load_seconds = time.perf_counter() - began
         said = run.provenance((), room)
         kept = (
-            "backend", "numerics", "activations", "threads", "max_format", "operand_reads",
+            "backend", "numerics", "activations", "kv", "threads", "max_format", "operand_reads",
             "operand_bytes", "prepare_seconds", "environment",
         )  # fmt: skip
         regions = [self._session.state.region(spec.layer) for spec in run.prepared.plan.state()]
@@ -55,7 +55,10 @@ class Larql:
 
 
 def load(options: Mapping[str, object]) -> Larql:
-    """Prepare ``container``; the other options are ``threads``, ``room`` and ``activations``."""
+    """Prepare ``container``; other options: ``threads``, ``room``, ``activations``, ``kv``."""
     threads, room = options["threads"], options["room"]
     assert isinstance(threads, int) and isinstance(room, int)
-    return Larql(Path(str(options["container"])), threads, room, str(options["activations"]))
+    run = RunOptions(
+        threads=threads, activations=str(options["activations"]), kv=str(options["kv"])
+    )
+    return Larql(Path(str(options["container"])), run, room)
