@@ -37,9 +37,9 @@ _IDENTITY = (
     "container",
     "component",
     "backend",
+    "kv",
     "numerics",
     "activations",
-    "kv",
     "executed_layers",
     "tokens",
 )
