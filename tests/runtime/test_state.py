@@ -152,6 +152,7 @@ def test_a_window_of_blocks_truncates_while_its_rows_are_there() -> None:
     assert not kept.can_truncate(400, 370)
 
 
+@pytest.mark.filterwarnings("error")
 def test_rows_are_rounded_to_binary16_on_request() -> None:
     kept = RowRegion(spec_of(None, 1, 3), 4, 1, np.float16)
     numbers = np.array([[[0.1, 65519.0, 65520.0]]])
