@@ -57,9 +57,11 @@ def _block(variant: Any, p: int, job: int, unused: int) -> None:
     rows = tokens * group
     score = work + rows * dims * 4
     first = b * BLOCK
+    # Up to 64 dims are one stream, which hardware prefetching follows; more are read in pieces.
+    pieces = padded > BLOCK
     outer_product(
-        variant, work, dims * 4, rows, keys, BLOCK * size, dims, BLOCK, values - keys, score,
-        BLOCK * 4,
+        variant, work, dims * 4, rows, keys, BLOCK * size, dims, BLOCK,
+        values - keys if pieces else 0, score, BLOCK * 4,
     )  # fmt: skip
     whole = True
     for t in range(tokens):
@@ -69,7 +71,7 @@ def _block(variant: Any, p: int, job: int, unused: int) -> None:
         if low < high:
             for r in range(t * group, (t + 1) * group):
                 weigh(score + r * BLOCK * 4, low, high, scale, cap, partial + r * step)
-    following = load_i64(p + 8) + (place + 1) * dims * BLOCK * size
+    following = keys + dims * BLOCK * size
     share = tokens if whole else 1
     for t in range(0, tokens, share):
         position = start + first_token + t
@@ -79,7 +81,7 @@ def _block(variant: Any, p: int, job: int, unused: int) -> None:
             outer_product(
                 variant, score + (r * BLOCK + low) * 4, BLOCK * 4, share * group,
                 values + low * padded * size, padded * size, high - low, padded,
-                following - values, partial + r * step + 64, step,
+                following - values if pieces else 0, partial + r * step + 64, step,
             )  # fmt: skip
 
 

@@ -55,14 +55,14 @@ def offset(builder: Any, address: Any, distance: int) -> Any:
     return builder.add(address, ir.Constant(ir.IntType(64), distance)) if distance else address
 
 
-def prefetch(builder: Any, address: Any) -> None:
-    """Emit a hint that the cache line of `address` will be read; any address will do."""
+def prefetch(builder: Any, address: Any, cache: int = 1) -> None:
+    """Emit a hint to fetch the line of `address` into a level of cache; any address will do."""
     place = pointer(builder, address, ir.IntType(8))
     number = ir.IntType(32)
     kind = ir.FunctionType(ir.VoidType(), [place.type, number, number, number])
     name = "llvm.prefetch.p0"
     found = builder.module.globals.get(name) or ir.Function(builder.module, kind, name)
-    builder.call(found, [place, number(0), number(3), number(1)])
+    builder.call(found, [place, number(0), number(4 - cache), number(1)])
 
 
 def _loader(kind: str, typingctx: Any, address: Any) -> Any:

@@ -53,7 +53,8 @@ def _tile(
         with cgutils.for_range(builder, count, intp=_WORD) as loop:
             start = builder.add(b, builder.mul(loop.index, b_stride))
             for line in range(0, variant.columns * size, _LINE):
-                prefetch(builder, builder.add(builder.add(start, ahead), _WORD(line)))
+                # Not into the first level: the blocks that are worked on fill it.
+                prefetch(builder, builder.add(builder.add(start, ahead), _WORD(line)), cache=2)
             values = [
                 read_stored(variant, builder, builder.add(start, _WORD(group * size)))
                 for group in groups
