@@ -35,7 +35,7 @@ from larql.kernels.memory import (
     store_part,
     words,
 )
-from larql.kernels.ring import Stored, form, stored
+from larql.kernels.ring import Stored, form, raw_bytes
 from larql.kernels.softmax import BLOCK, merge
 from larql.kernels.threads import begin, depends_on_position, scratch, submit, threads
 from larql.kernels.vector import LANES, first_lane, fma, splat
@@ -264,7 +264,7 @@ def attend(
     spans = max(1, -(-spanned * kv_heads // pieces))
     partial = np.empty(kv_heads * spanned * rows * step if split else 0, np.uint8)
     operands = (
-        q, stored(keys), stored(values), shapes[1][1], out, partial, blocks, kv_heads, padded,
+        q, raw_bytes(keys), raw_bytes(values), shapes[1][1], out, partial, blocks, kv_heads, padded,
         start, window, scale, softcap, share, spans, place, slot, block_rows_address(kind),
     )  # fmt: skip
     try:

@@ -32,7 +32,7 @@ from larql.kernels.stored import scatter_stored, store_stored, stored_bytes
 from larql.kernels.threads import begin, depends_on_position, submit
 from larql.kernels.vector import LANES
 
-__all__ = ["FORMS", "Stored", "empty_keys", "empty_values", "form", "stored", "write_rows"]
+__all__ = ["FORMS", "Stored", "empty_keys", "empty_values", "form", "raw_bytes", "write_rows"]
 
 Stored = npt.NDArray[Any]
 FORMS = {"f32": np.float32, "f16": np.float16}
@@ -66,7 +66,7 @@ def form(keys: Stored, values: Stored) -> str:
     return found[0]
 
 
-def stored(array: Stored) -> npt.NDArray[np.uint8]:
+def raw_bytes(array: Stored) -> npt.NDArray[np.uint8]:
     """Return the bytes of a contiguous array."""
     return array.reshape(-1).view(np.uint8)
 
@@ -168,8 +168,8 @@ def write_rows(
     kind = form(keys, values)
     try:
         submit(
-            _entry(), _compiled(kind), -(-count // BLOCK), new_keys, new_values, stored(keys),
-            stored(values), blocks, start,
+            _entry(), _compiled(kind), -(-count // BLOCK), new_keys, new_values, raw_bytes(keys),
+            raw_bytes(values), blocks, start,
         )  # fmt: skip
     except TypeError:
         raise ValueError("new keys and values must be contiguous float32") from None
