@@ -168,13 +168,13 @@ def test_threads_and_chunks_change_no_bit(model: Model) -> None:
 
 @pytest.mark.real
 def test_a_window_of_512_slides(g: Model) -> None:
-    """Past the window, one position at a time equals the whole prompt at once."""
-    tokens = [2 + (7 * i) % 5000 for i in range(530)]
+    """Past the window and its ring, few positions at a time equal the whole prompt at once."""
+    tokens = [2 + (7 * i) % 5000 for i in range(700)]
     run = open_run(g.container, RunOptions(draft_depth=2))
-    whole = Session(run.prepared, 530).advance(tokens)
-    session = Session(run.prepared, 530, 3)
+    whole = Session(run.prepared, 700).advance(tokens)
+    session = Session(run.prepared, 700, 3)
     assert session.advance(tokens).tobytes() == whole.tobytes()
-    assert session.state.region(0).capacity == 515
+    assert session.state.region(0).capacity == 576
 
 
 def check_draft_gate(container: Container, tokens: list[int]) -> None:

@@ -9,7 +9,15 @@ import typer
 from larql.cli import render
 from larql.cli.inputs import tokenizer_of
 from larql.cli.models import open_model
-from larql.cli.options import ActivationKind, Activations, Model, Prefault, Threads
+from larql.cli.options import (
+    ActivationKind,
+    Activations,
+    Kv,
+    KvKind,
+    Model,
+    Prefault,
+    Threads,
+)
 from larql.cli.output import output_of
 from larql.errors import TokenizerError, UsageError
 
@@ -77,6 +85,7 @@ def command(
     context: Depth = 1,
     repeats: Repeats = 5,
     activations: Activations = ActivationKind.F32,
+    kv: Kv = KvKind.F32,
     threads: Threads = None,
     prefault: Prefault = False,
 ) -> None:
@@ -117,6 +126,7 @@ def command(
         context=context,
         repeats=repeats,
         activations=activations.value,
+        kv=kv.value,
         threads=threads,
         prefault=prefault,
     )

@@ -125,9 +125,11 @@ def _warm(model: str, output: Output) -> None:
     from larql.runtime.run import RunOptions, open_run
     from larql.runtime.warm import warm
 
-    for activations in ("f32", "q8"):
-        seconds = warm(open_run(container, RunOptions(activations=activations)))
-        render.notice(output, f"kernels for {activations} activations: {seconds:.1f} s")
+    for activations, kv in (("f32", "f32"), ("q8", "f32"), ("f32", "f16")):
+        seconds = warm(open_run(container, RunOptions(activations=activations, kv=kv)))
+        render.notice(
+            output, f"kernels for {activations} activations, {kv} keys and values: {seconds:.1f} s"
+        )
 
 
 def _print(sections: Mapping[str, Facts], findings: list[Finding]) -> None:

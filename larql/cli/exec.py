@@ -23,6 +23,8 @@ from larql.cli.options import (
     Context,
     DraftDepth,
     Generate,
+    Kv,
+    KvKind,
     Model,
     NoBos,
     Prefault,
@@ -103,6 +105,7 @@ def command(
     resume: Resume = False,
     backend: BackendOption = Backend.PRODUCTION,
     activations: Activations = ActivationKind.F32,
+    kv: Kv = KvKind.F32,
     threads: Threads = None,
     chunk: Chunk = None,
     prefault: Prefault = False,
@@ -136,7 +139,14 @@ def command(
     from larql.runtime.run import RunOptions
 
     options = RunOptions(
-        component, backend.value, draft_depth, threads, chunk, activations.value, prefault
+        component,
+        backend.value,
+        draft_depth,
+        threads,
+        chunk,
+        activations.value,
+        kv.value,
+        prefault,
     )
     run = start_run(container, options, output)
     if dump_layers is not None:

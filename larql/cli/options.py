@@ -37,6 +37,8 @@ __all__ = [
     "DraftDepth",
     "Force",
     "Generate",
+    "Kv",
+    "KvKind",
     "Model",
     "NoBos",
     "Prefault",
@@ -64,6 +66,13 @@ class ActivationKind(StrEnum):
 
     F32 = "f32"
     Q8 = "q8"
+
+
+class KvKind(StrEnum):
+    """How keys and values are kept."""
+
+    F32 = "f32"
+    F16 = "f16"
 
 
 Model = Annotated[
@@ -114,6 +123,17 @@ Activations = Annotated[
         "--activations",
         metavar="KIND",
         help="f32 (exact) or q8 (rounded to int8 per block, faster, approximate).",
+    ),
+]
+Kv = Annotated[
+    KvKind,
+    typer.Option(
+        "--kv",
+        metavar="KIND",
+        help=(
+            "How keys and values are kept: f32 (exact) or f16 (rounded to binary16, half the "
+            "memory, faster over a long context, approximate)."
+        ),
     ),
 ]
 Chunk = Annotated[

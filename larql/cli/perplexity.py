@@ -18,6 +18,8 @@ from larql.cli.options import (
     BackendOption,
     Chunk,
     DraftDepth,
+    Kv,
+    KvKind,
     Model,
     NoBos,
     Prefault,
@@ -92,6 +94,7 @@ def command(
     no_bos: NoBos = False,
     backend: BackendOption = Backend.PRODUCTION,
     activations: Activations = ActivationKind.F32,
+    kv: Kv = KvKind.F32,
     threads: Threads = None,
     chunk: Chunk = None,
     prefault: Prefault = False,
@@ -132,7 +135,14 @@ def command(
     run = start_run(
         container,
         RunOptions(
-            "target", backend.value, draft_depth, threads, chunk, activations.value, prefault
+            "target",
+            backend.value,
+            draft_depth,
+            threads,
+            chunk,
+            activations.value,
+            kv.value,
+            prefault,
         ),
         output,
     )

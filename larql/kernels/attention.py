@@ -1,4 +1,4 @@
-"""Softmax attention of new queries over a ring of keys and values."""
+"""Softmax attention of new queries over a ring of blocks of keys and values."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ from larql.kernels.memory import (
     store_part,
     words,
 )
-from larql.kernels.outer import WIDTH
+from larql.kernels.ring import Stored, form, raw_bytes
 from larql.kernels.softmax import BLOCK, merge
 from larql.kernels.threads import begin, depends_on_position, scratch, submit, threads
-from larql.kernels.vector import first_lane, fma, splat
+from larql.kernels.vector import LANES, first_lane, fma, splat
 
 __all__ = ["attend"]
 
-_ROWS = 48  # query rows of a task: they share each transposed key block
+_ROWS = 48  # query rows of a task: they share what is fetched of each block
 _ZERO = np.float32(0)
 _LEAST = np.float32(-np.inf)
 _START = 12  # the word that holds the first query's position
@@ -120,21 +120,20 @@ def _attend_tokens(variant: Any, p: int, task: int, worker: int) -> None:
 
 @kernel
 def _attend_blocks(variant: Any, p: int, task: int, worker: int) -> None:
-    """Compute some blocks of one key head for all tokens; `_join` merges them."""
+    """Compute some blocks for all tokens, in the order of memory; `_join` merges them."""
     tokens, heads, kv_heads = load_i64(p + 40), load_i64(p + 48), load_i64(p + 56)
     padded, start, window = load_i64(p + 80), load_i64(p + 96), load_i64(p + 104)
     share = load_i64(p + 136)
     step = 64 + padded * 4
     rows = tokens * (heads // kv_heads)
     low = first_seen(start, window) // BLOCK
-    blocks = (start + tokens - 1) // BLOCK + 1 - low
-    head = task % kv_heads
-    first = task // kv_heads * share
+    pieces = ((start + tokens - 1) // BLOCK + 1 - low) * kv_heads
     work = load_i64(p + 144) + worker * load_i64(p + 152)
-    _pack(p, head, 0, tokens, work)
-    for b in range(first, min(blocks, first + share)):
-        place = load_i64(p + 160) + (head * blocks + b) * rows * step
-        block_rows(p, work, head, 0, tokens, low + b, place, step)
+    for piece in range(task * share, min(pieces, (task + 1) * share)):
+        head = piece % kv_heads
+        _pack(p, head, 0, tokens, work)
+        place = load_i64(p + 160) + piece * rows * step
+        block_rows(p, work, head, 0, tokens, low + piece // kv_heads, place, step)
 
 
 @kernel
@@ -148,11 +147,10 @@ def _join(variant: Any, p: int, task: int, worker: int) -> None:
     token, head = task // heads, task % heads
     position = start + token
     low = first_seen(start, window) // BLOCK
-    blocks = (start + tokens - 1) // BLOCK + 1 - low
     state = load_i64(p + 144) + worker * load_i64(p + 152)
     _clear(state, padded)
     for b in range(first_seen(position, window) // BLOCK, position // BLOCK + 1):
-        place = load_i64(p + 160) + ((head // group) * blocks + b - low) * rows * step
+        place = load_i64(p + 160) + ((b - low) * kv_heads + head // group) * rows * step
         merge(state, place + (token * group + head % group) * step, padded)
     _finish(p, state, token, head)
 
@@ -160,15 +158,14 @@ def _join(variant: Any, p: int, task: int, worker: int) -> None:
 @kernel
 def _enter(
     run: int, pool: int, function: int, tasks: int, q: Any, keys: Any, values: Any, sinks: Any,
-    out: Any, partial: Any, padded: int, first: int, window: int, scale: float, cap: float,
-    share: int, spans: int, place: int, slot: int, block: int,
+    out: Any, partial: Any, blocks: int, kv_heads: int, padded: int, first: int, window: int,
+    scale: float, cap: float, share: int, spans: int, place: int, slot: int, block: int,
 ) -> None:  # fmt: skip
     tokens, heads, dims = q.shape
-    capacity, kv_heads, value_dims = values.shape
     begin(run, pool, function, tasks, words((
         address_of(q), address_of(keys), address_of(values), address_of(out),
-        address_of(sinks) if sinks.size else 0, tokens, heads, kv_heads, dims, value_dims, padded,
-        capacity, first, window, np.float32(scale), np.float32(cap), share, spans, place, slot,
+        address_of(sinks) if sinks.size else 0, tokens, heads, kv_heads, dims, out.shape[2], padded,
+        blocks, first, window, np.float32(scale), np.float32(cap), share, spans, place, slot,
         address_of(partial), block,
     )))  # fmt: skip
 
@@ -176,7 +173,7 @@ def _enter(
 @cache
 def _entry() -> Callable[..., None]:
     return compiled_entry(
-        _enter, CUBE, CUBE, CUBE, READ_VECTOR, CUBE, BYTES, *[WORD] * 3, REAL, REAL, *[WORD] * 5
+        _enter, CUBE, BYTES, BYTES, READ_VECTOR, CUBE, BYTES, *[WORD] * 5, REAL, REAL, *[WORD] * 5
     )
 
 
@@ -187,8 +184,8 @@ def _compiled(function: Any) -> int:
 
 def attend(
     q: npt.NDArray[np.float32],
-    keys: npt.NDArray[np.float32],
-    values: npt.NDArray[np.float32],
+    keys: Stored,
+    values: Stored,
     start: int,
     window: int,
     scale: float,
@@ -205,10 +202,10 @@ def attend(
     ----------
     q : float32 [T, H, Dk]
         Query t is at absolute position start + t.
-    keys : float32 [capacity, KVH, Dk]
-        Position p is in row p mod capacity; head h uses key head h // (H / KVH). The rows of the
-        new positions are already in place.
-    values : float32 [capacity, KVH, Dv]
+    keys : float32 or float16 [blocks, KVH, Dk, 64]
+        As `larql.kernels.ring.write_rows` leaves them, the new positions included; head h uses key
+        head h // (H / KVH). float16 is widened exactly.
+    values : of the same type [blocks, KVH, 64, Dv rounded up to 16]
     start : int
         Absolute position of the first query.
     window : int
@@ -228,48 +225,52 @@ def attend(
         When the arrays do not fit, or the ring is too small for what the queries see.
     """
     tokens, heads, dims = q.shape
-    capacity, kv_heads, value_dims = values.shape
+    blocks, kv_heads = keys.shape[:2]
+    value_dims = out.shape[2]
+    padded = -(-value_dims // LANES) * LANES
     if kv_heads == 0 or heads % kv_heads:
         raise ValueError(f"{heads} query heads are no multiple of {kv_heads} key heads")
     seen = start + tokens if window == 0 else min(start + tokens, window + tokens - 1)
-    if start < 0 or window < 0 or seen > capacity:
+    if start < 0 or window < 0 or seen > blocks * BLOCK:
         raise ValueError(
-            f"a ring of {capacity} cannot hold the {seen} positions that queries "
+            f"a ring of {blocks * BLOCK} cannot hold the {seen} positions that queries "
             f"{start}..{start + tokens - 1} with window {window} see"
         )
     shapes = (
         ("q", q, (tokens, heads, dims)),
-        ("keys", keys, (capacity, kv_heads, dims)),
-        ("values", values, (capacity, kv_heads, value_dims)),
         ("sinks", EMPTY if sinks is None else sinks, (0,) if sinks is None else (heads,)),
         ("out", out, (tokens, heads, value_dims)),
     )
+    kept = (keys.shape, values.shape)
+    if kept != ((blocks, kv_heads, dims, BLOCK), (blocks, kv_heads, BLOCK, padded)):
+        raise ValueError(
+            f"keys {keys.shape} and values {values.shape} do not fit queries {q.shape} and "
+            f"outputs {out.shape}"
+        )
     if any(array.shape != shape for _, array, shape in shapes):
         refuse(*shapes)
+    kind = form(keys, values)
     if tokens == 0 or heads == 0:
         return
-    padded = -(-value_dims // WIDTH) * WIDTH
     group = heads // kv_heads
     step = 64 + padded * 4
     first = max(0, start - window + 1) // BLOCK if window else 0
-    blocks = (start + tokens - 1) // BLOCK + 1 - first
+    spanned = (start + tokens - 1) // BLOCK + 1 - first
     pieces = 4 * threads()
-    split = tokens * group <= _SPLIT_ROWS and blocks > 1
+    split = tokens * group <= _SPLIT_ROWS and spanned > 1
     share = tokens if split else max(1, min(_ROWS // group, -(-tokens * kv_heads // pieces)))
     rows = share * group
-    place, slot = scratch(
-        2 * rows * step + 4 * (rows * dims + BLOCK * dims + rows * BLOCK + BLOCK * padded)
-    )
-    spans = max(1, -(-blocks * kv_heads // pieces)) if split else blocks
-    partial = np.empty(kv_heads * blocks * rows * step if split else 0, np.uint8)
+    place, slot = scratch(2 * rows * step + 4 * rows * (dims + BLOCK))
+    spans = max(1, -(-spanned * kv_heads // pieces))
+    partial = np.empty(kv_heads * spanned * rows * step if split else 0, np.uint8)
     operands = (
-        *(array for _, array, _ in shapes), partial, padded, start, window, scale, softcap, share,
-        spans, place, slot, block_rows_address(),
+        q, raw_bytes(keys), raw_bytes(values), shapes[1][1], out, partial, blocks, kv_heads, padded,
+        start, window, scale, softcap, share, spans, place, slot, block_rows_address(kind),
     )  # fmt: skip
     try:
         if split:
-            spanned = kv_heads * -(-blocks // spans)
-            submit(_entry(), _compiled(_attend_blocks), spanned, *operands)
+            tasks = -(-spanned * kv_heads // spans)
+            submit(_entry(), _compiled(_attend_blocks), tasks, *operands)
             depends_on_position(_START)
             submit(_entry(), _compiled(_join), tokens * heads, *operands)
         else:

@@ -122,6 +122,31 @@ class Portable:
         tiny = b.icmp_unsigned("<", magnitude, whole(0x0400))
         return b.bitcast(b.or_(sign, b.select(tiny, small, finite_or_not)), number)
 
+    def rounded_halves(self, value: Any) -> Any:
+        """Emit 16 float32 lanes rounded to binary16, ties to even, as their 16-bit words."""
+        b = self.builder
+
+        def whole(number: int) -> Any:
+            return constant(I32.llvm, number)
+
+        wide = b.bitcast(value, I32.llvm)
+        sign = b.and_(b.lshr(wide, whole(16)), whole(0x8000))
+        magnitude = b.and_(wide, whole(0x7FFFFFFF))
+        odd = b.and_(b.lshr(magnitude, whole(13)), whole(1))
+        rebased = b.sub(magnitude, whole((112 << 23) - 0xFFF))
+        normal = b.lshr(b.add(rebased, odd), whole(13))
+        # Below 2^-14 the steps of binary16 are those of float32 numbers from 0.5 on.
+        half = constant(F32.llvm, 0.5)
+        raised = b.bitcast(b.fadd(b.bitcast(magnitude, F32.llvm), half), I32.llvm)
+        small = b.sub(raised, b.bitcast(half, I32.llvm))
+        payload = b.and_(b.lshr(magnitude, whole(13)), whole(0x3FF))
+        nan = b.icmp_unsigned(">", magnitude, whole(0x7F800000))
+        huge = b.select(nan, b.or_(payload, whole(0x7E00)), whole(0x7C00))
+        tiny = b.icmp_unsigned("<", magnitude, whole(113 << 23))
+        big = b.icmp_unsigned(">=", magnitude, whole(143 << 23))
+        found = b.select(tiny, small, b.select(big, huge, normal))
+        return b.trunc(b.or_(found, sign), ir.VectorType(_I16, LANES))
+
     def scaled(self, integers: Any, scale: Any, shift: Any | None = None) -> Any:
         """Emit float(integers) * scale + shift, scalars spread; products here are exact."""
         number = self.float_of(integers)
@@ -192,6 +217,11 @@ class Avx2(Portable):
         half: Any = ir.HalfType()
         kind = ir.VectorType(half, number.count) if isinstance(number, ir.VectorType) else half
         return self.builder.fpext(self.builder.bitcast(packed, kind), number)
+
+    def rounded_halves(self, value: Any) -> Any:
+        """Emit 16 float32 lanes rounded to binary16, ties to even, as their 16-bit words."""
+        halves = self.builder.fptrunc(value, ir.VectorType(ir.HalfType(), LANES))
+        return self.builder.bitcast(halves, ir.VectorType(_I16, LANES))
 
     def code_bytes(self, values: Sequence[int], index: Any) -> Any:
         """Emit the codebook's values of bytes below 16."""

@@ -6,19 +6,20 @@ from typing import Any
 
 from llvmlite import ir
 
-from larql.kernels.jit import cgutils, instruction, types
-from larql.kernels.memory import read, write
+from larql.kernels.jit import cgutils, device, instruction, types
+from larql.kernels.memory import prefetch, read, write
+from larql.kernels.shape import narrow, narrow_rows, tile_columns, tile_rows
+from larql.kernels.stored import read_stored, size_of, stored_bytes
 from larql.kernels.vector import F32, LANES, constant, fused, spread
 
-__all__ = ["WIDTH", "outer_tile", "transpose"]
+__all__ = ["outer_product"]
 
 _WORD = ir.IntType(64)
-_GROUPS = 4
-WIDTH = _GROUPS * LANES
+_LINE = 64
 
 
 @instruction
-def outer_tile(
+def _tile(
     typingctx: Any,
     variant: Any,
     a: Any,
@@ -27,17 +28,19 @@ def outer_tile(
     b: Any,
     b_stride: Any,
     count: Any,
+    ahead: Any,
     out: Any,
     out_stride: Any,
 ) -> Any:
-    """Write out[i, 0:64] = sum over k of a[i, k] * b[k, 0:64], k ascending, from zero, fused.
+    """Write out[i, j] = sum over k < count of a[i, k] * b[k, j], k ascending, from zero, fused.
 
-    `variant.rows` rows i at once; those past `last` repeat it. All addresses and strides in bytes;
-    rows of a and b are contiguous float32. Each element is one chain of fused multiply-adds.
+    `variant.rows` rows i at once, those past `last` repeating it, and 16 * `variant.columns` of j.
+    All addresses and strides are in bytes; rows of a and out are contiguous float32, rows of b in
+    the variant's stored form. What lies `ahead` bytes behind b is fetched into the cache meanwhile.
     """
 
     def emit(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-        _, a, a_stride, last, b, b_stride, count, out, out_stride = args
+        _, a, a_stride, last, b, b_stride, count, ahead, out, out_stride = args
         rows, targets = [], []
         for index in range(variant.rows):
             at = _WORD(index)
@@ -45,12 +48,16 @@ def outer_tile(
             rows.append(builder.add(a, builder.mul(at, a_stride)))
             targets.append(builder.add(out, builder.mul(at, out_stride)))
         zero = constant(F32.llvm, 0.0)
-        sums = [[cgutils.alloca_once_value(builder, zero) for _ in range(_GROUPS)] for _ in rows]
+        groups, size = range(variant.columns), LANES * size_of(variant)
+        sums = [[cgutils.alloca_once_value(builder, zero) for _ in groups] for _ in rows]
         with cgutils.for_range(builder, count, intp=_WORD) as loop:
             start = builder.add(b, builder.mul(loop.index, b_stride))
+            for line in range(0, variant.columns * size, _LINE):
+                # Not into the first level: the blocks that are worked on fill it.
+                prefetch(builder, builder.add(builder.add(start, ahead), _WORD(line)))
             values = [
-                read(builder, builder.add(start, _WORD(group * LANES * 4)), F32.llvm)
-                for group in range(_GROUPS)
+                read_stored(variant, builder, builder.add(start, _WORD(group * size)))
+                for group in groups
             ]
             distance = builder.mul(loop.index, _WORD(4))
             for row, places in zip(rows, sums, strict=True):
@@ -63,36 +70,55 @@ def outer_tile(
                 write(builder, builder.load(place), at)
         return context.get_dummy_value()
 
-    return types.void(variant, *[types.int64] * 8), emit
+    return types.void(variant, *[types.int64] * 9), emit
 
 
-@instruction
-def transpose(
-    typingctx: Any, source: Any, source_stride: Any, target: Any, target_stride: Any
-) -> Any:
-    """Copy a 16 × 16 square of float32, rows becoming columns; strides in bytes."""
+@device
+def _rows(
+    variant: Any, a: int, a_stride: int, rows: int, b: int, b_stride: int, count: int, ahead: int,
+    out: int, out_stride: int,
+) -> None:  # fmt: skip
+    """Write the tiles of all rows: whole ones, and one as high as what is left."""
+    row = 0
+    while row < rows:
+        left, x, y = rows - row, a + row * a_stride, out + row * out_stride
+        if left > 4:
+            _tile(variant, x, a_stride, left - 1, b, b_stride, count, ahead, y, out_stride)
+        elif left == 4:
+            four = narrow_rows(variant, 4)
+            _tile(four, x, a_stride, 3, b, b_stride, count, ahead, y, out_stride)
+        elif left == 3:
+            three = narrow_rows(variant, 3)
+            _tile(three, x, a_stride, 2, b, b_stride, count, ahead, y, out_stride)
+        elif left == 2:
+            two = narrow_rows(variant, 2)
+            _tile(two, x, a_stride, 1, b, b_stride, count, ahead, y, out_stride)
+        else:
+            one = narrow_rows(variant, 1)
+            _tile(one, x, a_stride, 0, b, b_stride, count, ahead, y, out_stride)
+        row += tile_rows(variant)
 
-    def emit(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-        source, source_stride, target, target_stride = args
-        rows = [
-            read(builder, builder.add(source, builder.mul(_WORD(i), source_stride)), F32.llvm)
-            for i in range(LANES)
-        ]
-        half = LANES // 2
-        masks = [
-            ir.Constant(
-                ir.VectorType(ir.IntType(32), LANES),
-                [at + i // 2 + LANES * (i % 2) for i in range(LANES)],
-            )
-            for at in (0, half)
-        ]
-        for _ in range(4):  # four perfect shuffles of sixteen rows
-            rows = [
-                builder.shuffle_vector(rows[i // 2], rows[i // 2 + half], masks[i % 2])
-                for i in range(LANES)
-            ]
-        for i, row in enumerate(rows):
-            write(builder, row, builder.add(target, builder.mul(_WORD(i), target_stride)))
-        return context.get_dummy_value()
 
-    return types.void(*[types.int64] * 4), emit
+@device
+def outer_product(
+    variant: Any, a: int, a_stride: int, rows: int, b: int, b_stride: int, count: int, width: int,
+    ahead: int, out: int, out_stride: int,
+) -> None:  # fmt: skip
+    """Write out[i, j] = sum over k of a[i, k] * b[k, j], each one chain of fused multiply-adds.
+
+    `variant` says the tile's rows (more than four) and columns, and the stored form of b. `width`,
+    how many j there are, is a multiple of 16. What lies `ahead` bytes behind b, as far as b goes,
+    is fetched into the cache meanwhile.
+    """
+    at, whole = 0, 16 * tile_columns(variant)
+    while at < width:
+        source, target = b + at * stored_bytes(variant), out + at * 4
+        if width - at >= whole:
+            _rows(
+                variant, a, a_stride, rows, source, b_stride, count, ahead, target, out_stride
+            )  # fmt: skip
+            at += whole
+        else:
+            part = narrow(variant, 1)
+            _rows(part, a, a_stride, rows, source, b_stride, count, ahead, target, out_stride)
+            at += 16

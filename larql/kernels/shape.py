@@ -12,7 +12,6 @@ from larql.kernels.jit import Variant, instruction, types
 from larql.kernels.scales import SCALES
 
 __all__ = [
-    "halved_rows",
     "narrow",
     "narrow_rows",
     "scale_count",
@@ -84,17 +83,6 @@ def narrow(typingctx: Any, variant: Any, columns: Any) -> Any:
     if not isinstance(columns, types.IntegerLiteral):
         return None
     return _changed(variant, columns, variant.rows, columns.literal_value)
-
-
-@instruction
-def halved_rows(typingctx: Any, variant: Any) -> Any:
-    """Return the variant with half as many rows, at least one."""
-    other = Variant(variant.level, variant.encoding, max(1, variant.rows // 2), variant.columns)
-
-    def emit(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-        return context.get_dummy_value()
-
-    return other(variant), emit
 
 
 @instruction

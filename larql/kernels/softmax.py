@@ -18,8 +18,6 @@ import numpy as np
 from larql.kernels.jit import device
 from larql.kernels.math import exp, tanh
 from larql.kernels.memory import load, load_f32, store, store_f32
-from larql.kernels.outer import outer_tile, transpose
-from larql.kernels.shape import halved_rows, tile_rows
 from larql.kernels.vector import (
     first_lane,
     fma,
@@ -30,72 +28,11 @@ from larql.kernels.vector import (
     splat,
 )
 
-__all__ = ["BLOCK", "copy_values", "merge", "tiles", "transpose_keys", "weigh"]
+__all__ = ["BLOCK", "merge", "weigh"]
 
 BLOCK = 64
 _ZERO = np.float32(0)
 _LEAST = np.float32(-np.inf)
-
-
-@device
-def transpose_keys(
-    keys: int, stride: int, capacity: int, first: int, dims: int, target: int, part: int
-) -> None:
-    """Write the keys of positions first + part … first + part + 15 to target [dims, 64].
-
-    `keys` is the address of one head's row 0, rows are `stride` bytes apart, and position p is in
-    row p mod `capacity`. `first` is a multiple of 64.
-    """
-    whole = dims // 16 * 16
-    row = (first + part) % capacity
-    rest = 0
-    if row + 16 <= capacity:
-        for d in range(0, whole, 16):
-            transpose(
-                keys + row * stride + d * 4, stride, target + (d * BLOCK + part) * 4, BLOCK * 4
-            )
-        rest = whole
-    if rest < dims:
-        for j in range(part, part + 16):
-            source = keys + (first + j) % capacity * stride
-            for d in range(rest, dims):
-                store_f32(target + (d * BLOCK + j) * 4, load_f32(source + d * 4))
-
-
-@device
-def copy_values(
-    values: int, stride: int, capacity: int, first: int, dims: int, target: int, padded: int
-) -> None:
-    """Write the values of positions first … first + 63 to target [64, padded], zeros behind."""
-    for j in range(BLOCK):
-        source = values + (first + j) % capacity * stride
-        row = target + j * padded * 4
-        for d in range(dims):
-            store_f32(row + d * 4, load_f32(source + d * 4))
-        for d in range(dims, padded):
-            store_f32(row + d * 4, _ZERO)
-
-
-@device
-def tiles(
-    variant: Any, a: int, a_stride: int, rows: int, b: int, b_stride: int, count: int, out: int,
-    out_stride: int,
-) -> None:  # fmt: skip
-    """Write `outer_tile` of `rows` rows, in whole tiles and a half one."""
-    row = 0
-    while row < rows:
-        left = rows - row
-        if 2 * left <= tile_rows(variant):
-            outer_tile(
-                halved_rows(variant), a + row * a_stride, a_stride, left - 1, b, b_stride, count,
-                out + row * out_stride, out_stride,
-            )  # fmt: skip
-        else:
-            outer_tile(
-                variant, a + row * a_stride, a_stride, left - 1, b, b_stride, count,
-                out + row * out_stride, out_stride,
-            )  # fmt: skip
-        row += tile_rows(variant)
 
 
 @device

@@ -37,6 +37,7 @@ _IDENTITY = (
     "container",
     "component",
     "backend",
+    "kv",
     "numerics",
     "activations",
     "executed_layers",

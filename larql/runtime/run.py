@@ -24,7 +24,7 @@ __all__ = ["Run", "RunOptions", "open_run"]
 class RunOptions:
     """How a container is executed.
 
-    Component, slice, backend and activations decide the answer; the others change no bit.
+    Component, slice, backend, activations and kv decide the answer; the others change no bit.
 
     Attributes
     ----------
@@ -39,6 +39,8 @@ class RunOptions:
         Most positions advanced at once.
     activations : str
         ``f32`` or ``q8``.
+    kv : str
+        ``f32`` or ``f16``: how keys and values are kept.
     prefault : bool
         Bring the operands into memory before the first step.
     """
@@ -49,6 +51,7 @@ class RunOptions:
     threads: int | None = None
     chunk: int | None = None
     activations: str = "f32"
+    kv: str = "f32"
     prefault: bool = False
 
     @property
@@ -99,6 +102,7 @@ class Run:
             "backend": backend.name,
             "numerics": backend.numerics,
             "activations": backend.activations,
+            "kv": backend.kv,
             "draft_depth": self.options.draft_depth,
             "executed_layers": list(plan.executed_layers),
             "tokens": list(tokens),
@@ -127,7 +131,7 @@ def open_run(container: Container, options: RunOptions) -> Run:
     Refusal
         If an operand is missing, contradictory or of an unsupported encoding.
     """
-    backend = make_backend(options.backend, options.threads, options.activations)
+    backend = make_backend(options.backend, options.threads, options.activations, options.kv)
     prepared = prepare(
         container, options.component, options.slice, backend, prefault=options.prefault
     )

@@ -1,9 +1,10 @@
 """Continuation state: what a session keeps between steps, one typed region for each layer.
 
-Rows are kept in a ring: the row of absolute position p stands at ``p % capacity``. A full region
-has room for every position of the session; a windowed one has room for its window plus the largest
-block that is ever advanced at once, so writing a block never overwrites a row that one of its own
-queries may see, nor one that the state before the block still needs.
+Rows are kept in a ring of slots: the rows of absolute positions ``u n .. u n + u`` stand in slot
+``n % slots``, where ``u`` is a region's unit. A full region has room for every position of the
+session; a windowed one has room for its window plus the largest block that is ever advanced at
+once, so writing a block never overwrites a row that one of its own queries may see, nor one that
+the state before the block still needs.
 """
 
 from __future__ import annotations
@@ -18,22 +19,13 @@ import numpy.typing as npt
 from larql.errors import UsageError
 from larql.format.graph import KvRows
 
-__all__ = ["KvRegion", "KvSnapshot", "State", "StateSnapshot"]
+__all__ = ["KvRegion", "KvSnapshot", "RowRegion", "State", "StateSnapshot", "needed_rows"]
 
 Floats = npt.NDArray[Any]
 
 
-@dataclass(frozen=True)
-class KvSnapshot:
-    """A copy of one region's rows, with the positions they belong to."""
-
-    positions: npt.NDArray[np.int64]
-    keys: Floats
-    values: Floats
-
-
-class KvRegion:
-    """Key and value rows of one attention layer.
+def needed_rows(spec: KvRows, context: int, block: int) -> int:
+    """Return for how many positions a region must have room.
 
     Parameters
     ----------
@@ -43,38 +35,48 @@ class KvRegion:
         Most positions that the session will hold.
     block : int
         Most positions that are advanced at once.
-    dtype : type
-        float32, or float64 for the reference backend.
+    """
+    rows = context if spec.window is None else min(context, spec.window + block)
+    return max(rows, 1)
 
-    Attributes
+
+@dataclass(frozen=True)
+class KvSnapshot:
+    """A copy of some slots of one region."""
+
+    slots: npt.NDArray[np.int64]
+    keys: Floats
+    values: Floats
+
+
+class KvRegion:
+    """Keys and values of one attention layer, in an order that its backend chose.
+
+    Parameters
     ----------
-    keys : ndarray, shape ``[capacity, heads, key_dim]``
-    values : ndarray, shape ``[capacity, heads, value_dim]``
+    spec : KvRows
+        Geometry from the plan.
+    unit : int
+        Positions of a slot.
+    keys, values : ndarray, shape ``[slots, …]``
+        Storage; float16 keeps numbers rounded to it.
     """
 
-    def __init__(
-        self, spec: KvRows, context: int, block: int, dtype: type[np.float32] | type[np.float64]
-    ) -> None:
+    def __init__(self, spec: KvRows, unit: int, keys: Floats, values: Floats) -> None:
         self.spec = spec
-        rows = context if spec.window is None else min(context, spec.window + block)
-        self.capacity = max(rows, 1)
-        self.keys: Floats = np.zeros((self.capacity, spec.heads, spec.key_dim), dtype=dtype)
-        self.values: Floats = np.zeros((self.capacity, spec.heads, spec.value_dim), dtype=dtype)
+        self.unit = unit
+        self.keys = keys
+        self.values = values
+
+    @property
+    def capacity(self) -> int:
+        """For how many positions there is room."""
+        return len(self.keys) * self.unit
 
     @property
     def nbytes(self) -> int:
         """Bytes that the region occupies."""
         return int(self.keys.nbytes + self.values.nbytes)
-
-    def rows(self, part: Floats) -> Floats:
-        """Return keys or values as a matrix, one row for each slot of the ring."""
-        return part.reshape(self.capacity, -1)
-
-    def write(self, start: int, keys: Floats, values: Floats) -> None:
-        """Store rows of positions ``start, start + 1, …``."""
-        slots = np.arange(start, start + len(keys)) % self.capacity
-        self.keys[slots] = keys
-        self.values[slots] = values
 
     def kept(self, length: int) -> npt.NDArray[np.int64]:
         """Return the positions that a state of ``length`` positions still needs, ascending."""
@@ -83,21 +85,46 @@ class KvRegion:
         return np.arange(first, length, dtype=np.int64)
 
     def snapshot(self, length: int) -> KvSnapshot:
-        """Copy the rows that a state of ``length`` positions needs."""
-        positions = self.kept(length)
-        slots = positions % self.capacity
-        return KvSnapshot(positions, self.keys[slots].copy(), self.values[slots].copy())
+        """Copy the slots that a state of ``length`` positions needs."""
+        slots = np.unique(self.kept(length) // self.unit % len(self.keys))
+        return KvSnapshot(slots, self.keys[slots], self.values[slots])
 
     def restore(self, snapshot: KvSnapshot) -> None:
-        """Put the rows of a snapshot back where they stood."""
-        slots = snapshot.positions % self.capacity
-        self.keys[slots] = snapshot.keys
-        self.values[slots] = snapshot.values
+        """Put the slots of a snapshot back as they were."""
+        self.keys[snapshot.slots] = snapshot.keys
+        self.values[snapshot.slots] = snapshot.values
 
     def can_truncate(self, length: int, to: int) -> bool:
         """Return whether going back from ``length`` to ``to`` positions loses no needed row."""
         needed = self.kept(to)
         return needed.size == 0 or int(needed[0]) >= length - self.capacity
+
+
+class RowRegion(KvRegion):
+    """One position in each slot, ``[capacity, heads, dim]``: easy to read and to write.
+
+    Parameters
+    ----------
+    spec, context, block
+        See :func:`needed_rows`.
+    dtype : type
+        float64, or float16 to round what is written.
+    """
+
+    def __init__(
+        self, spec: KvRows, context: int, block: int, dtype: type[np.float64] | type[np.float16]
+    ) -> None:
+        rows = needed_rows(spec, context, block)
+        keys = np.zeros((rows, spec.heads, spec.key_dim), dtype=dtype)
+        values = np.zeros((rows, spec.heads, spec.value_dim), dtype=dtype)
+        super().__init__(spec, 1, keys, values)
+
+    def write(self, start: int, keys: Floats, values: Floats) -> None:
+        """Store rows of positions ``start, start + 1, …``."""
+        slots = np.arange(start, start + len(keys)) % self.capacity
+        with np.errstate(over="ignore"):  # float16 has infinity for what it cannot hold
+            self.keys[slots] = keys
+            self.values[slots] = values
 
 
 @dataclass(frozen=True)

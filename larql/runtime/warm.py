@@ -64,7 +64,7 @@ def _marker(run: Run) -> Path | None:
     if directory is None:
         return None
     plan, operands = run.prepared.plan, run.container.operands
-    kinds = {run.prepared.backend.activations}
+    kinds = {run.prepared.backend.activations, f"kv {run.prepared.backend.kv}"}
     kinds |= {f"encoding {operands[c.name].encoding.name}" for c in plan.contracts()}
     for layer in plan.layers:
         for block in layer.blocks:

@@ -55,6 +55,7 @@ def main() -> None:
     parser.add_argument("--source", help="what peers load: the checkpoint it was made from")
     parser.add_argument("--against", action="append", default=[], help="as in larql bench")
     parser.add_argument("--activations", default="f32")
+    parser.add_argument("--kv", default="f32")
     parser.add_argument("--threads", type=int, default=usable_cores())
     parser.add_argument("--spinners", type=int, default=usable_cores())
     parser.add_argument("--decode-tokens", type=int, default=32)
@@ -66,7 +67,7 @@ def main() -> None:
     vocab = make_plan(container, "target", Full()).component.vocab_size
     ids, steps = pseudo_random_ids(1, vocab), given.decode_tokens
     room = len(ids) + steps
-    specs = [larql_arm(container, given.threads, room, given.activations)]
+    specs = [larql_arm(container, given.threads, room, given.activations, given.kv)]
     if given.against:
         source = peer_source(container, given.source, SilentProgress())
         specs += [peer_arm(name, source, given.threads, room) for name in given.against]

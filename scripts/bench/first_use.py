@@ -40,6 +40,7 @@ def main() -> None:
     parser.add_argument("--tokens", default="1,2,3,4,5", help="token ids that exec is given")
     parser.add_argument("--generate", type=int, default=0)
     parser.add_argument("--activations", default="f32")
+    parser.add_argument("--kv", default="f32")
     parser.add_argument("--threads", type=int)
     parser.add_argument("--repeats", type=int, default=9)
     parser.add_argument("--fresh", type=int, default=3, help="runs with a fresh kernel cache")
@@ -49,6 +50,7 @@ def main() -> None:
         parser.error(f"{given.model} is not a container; extract it first")
     command = [sys.executable, "-m", "larql", "exec", str(given.model), "--tokens", given.tokens]
     command += ["--generate", str(given.generate), "--activations", given.activations]
+    command += ["--kv", given.kv]
     if given.threads is not None:
         command += ["--threads", str(given.threads)]
     seconds_of(command, {})

@@ -45,7 +45,9 @@ from larql.kernels.memory import load, load_i64, store_f32  # noqa: E402
 from larql.kernels.parts import Part  # noqa: E402
 from larql.kernels.product import products  # noqa: E402
 from larql.kernels.product_q8 import INTEGERS, products_q8  # noqa: E402
+from larql.kernels.ring import empty_keys, empty_values, write_rows  # noqa: E402
 from larql.kernels.rounding import quantize_rows  # noqa: E402
+from larql.kernels.softmax import BLOCK  # noqa: E402
 from larql.kernels.threads import launch  # noqa: E402
 from larql.kernels.vector import lane_sum, splat  # noqa: E402
 
@@ -133,19 +135,23 @@ def many_vectors(encoding: str, generator: np.random.Generator, rounded: bool) -
     )
 
 
-def attention(generator: np.random.Generator, tokens: int, context: int) -> None:
+def attention(generator: np.random.Generator, tokens: int, context: int, kv: str) -> None:
     heads, kv_heads, dims = 9, 3, 64
     q = generator.standard_normal((tokens, heads, dims)).astype(np.float32)
-    ring = generator.standard_normal((context, kv_heads, dims)).astype(np.float32)
+    rows = generator.standard_normal((context, kv_heads, dims)).astype(np.float32)
+    keys = empty_keys(-(-context // BLOCK), kv_heads, dims, kv)
+    values = empty_values(-(-context // BLOCK), kv_heads, dims, kv)
+    write_rows(rows, rows, keys, values, 0)
     out = np.empty_like(q)
 
     def call() -> None:
-        attend(q, ring, ring, context - tokens, 0, 0.125, 0.0, None, out)
+        attend(q, keys, values, context - tokens, 0, 0.125, 0.0, None, out)
 
     call()
     micros = spread([1e6 * seconds(call) for _ in range(RATIOS)])
     print(
-        f"attention of {tokens} on {context}, {heads}/{kv_heads} heads of {dims}, in µs: {micros}"
+        f"attention of {tokens} on {context} {kv}, {heads}/{kv_heads} heads of {dims}, in µs: "
+        f"{micros}"
     )
 
 
@@ -160,8 +166,10 @@ def main() -> None:
         many_vectors(encoding, generator, False)
         if encoding in INTEGERS:
             many_vectors(encoding, generator, True)
-    attention(generator, 1, 1024)
-    attention(generator, 512, 512)
+    for kv in ("f32", "f16"):
+        attention(generator, 1, 1024, kv)
+        attention(generator, 1, 4096, kv)
+        attention(generator, 512, 512, kv)
 
 
 if __name__ == "__main__":

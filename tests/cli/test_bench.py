@@ -70,6 +70,15 @@ def test_a_program_gets_one_strict_document(larql_process: Run, container: Conta
     assert provenance["container"]["fingerprint"] == container.fingerprint  # type: ignore[index]
     assert provenance["activations"] == "f32"  # type: ignore[index]
     assert provenance["prefault"] is False  # type: ignore[index]
+    assert provenance["kv"] == "f32"  # type: ignore[index]
+
+
+def test_it_measures_what_it_was_asked_for(larql_process: Run, container: Container) -> None:
+    options = (*SHORT, "--json", "--activations", "q8", "--kv", "f16")
+    found = strict(larql_process("bench", container.path, *options).stdout)
+    provenance = found["provenance"]
+    assert (provenance["activations"], provenance["kv"]) == ("q8", "f16")  # type: ignore[index]
+    assert found["arms"][0]["name"] == "larql q8, kv f16"  # type: ignore[index]
 
 
 def test_it_measures_what_exec_runs(larql_process: Run, container: Container) -> None:

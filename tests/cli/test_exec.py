@@ -92,6 +92,7 @@ def test_every_form_of_input(
             ["--tokens", "1", "--activations", "q8", "--backend", "reference"],
             "--activations q8: the reference backend executes f32",
         ),
+        (["--tokens", "1", "--kv", "q8"], "--kv: 'q8': expected one of f32, f16"),
         (["--tokens", "1,2,3", "--context", "2"], "--context 2: the run takes 3 positions"),
         (["--tokens", "1,2", "-n", "4", "--context", "4"], "the run takes 5 positions"),
         (["--tokens", "1", "-n", "1" + "0" * 15], "expected at most 16777216"),

@@ -83,6 +83,7 @@ def test_the_sidecar_says_where_the_numbers_come_from(
         "backend": "production",
         "numerics": "float32 arithmetic, exact dequantised weights, float32 carrier",
         "activations": "f32",
+        "kv": "f32",
         "draft_depth": 2,
         "executed_layers": [0, 1],
         "tokens": IDS,
@@ -158,6 +159,28 @@ def test_rounded_activations_have_bits_of_their_own(models: Path, tmp_path: Path
     assert (at / "logits.npy").read_bytes().endswith(path.read_bytes())
     answer = cli("exec", container, *TOKENS, "--dump-layers", at, "--resume")
     assert "was begun with another numerics" in answer.problem
+
+
+@pytest.mark.parametrize("backend", ["production", "reference"])
+def test_rounded_keys_and_values_have_bits_of_their_own(
+    backend: str, llama: Path, tmp_path: Path, cli: Run
+) -> None:
+    found: dict[str, set[bytes]] = {"f32": set(), "f16": set()}
+    path = tmp_path / "a.f32"
+    common = ("exec", llama, *TOKENS, "--backend", backend)
+    for kind, dumps in found.items():
+        for variant in ("--threads 1", "--threads 3 --chunk 1", "--chunk 3", "--draft-depth 3"):
+            cli(*common, "--kv", kind, *variant.split(), "--logit-dump", path).ok()
+            dumps.add(path.read_bytes())
+            assert read_json(tmp_path / "a.f32.json")["kv"] == kind
+    assert [len(dumps) for dumps in found.values()] == [1, 1]
+    assert found["f32"] != found["f16"]
+    at = tmp_path / "planes"
+    cli(*common, "--kv", "f16", "--dump-layers", at).ok()
+    assert read_json(at / "manifest.json")["kv"] == "f16"
+    assert (at / "logits.npy").read_bytes().endswith(path.read_bytes())
+    answer = cli(*common, "--dump-layers", at, "--resume")
+    assert "was begun with another kv" in answer.problem
 
 
 def test_a_shallower_draft_is_another_model(llama: Path, tmp_path: Path, cli: Run) -> None:

@@ -151,6 +151,13 @@ def test_rounded_activations_are_said_to_be(models: Path, text: Path, cli: Run) 
             assert report["provenance"]["activations"] == kind
 
 
+def test_rounded_keys_and_values_are_said_to_be(llama: Path, text: Path, cli: Run) -> None:
+    for command, *rest in (("perplexity", text, "--window", "16"), ("run", "the", "-n", "2")):
+        for kind in ("f32", "f16"):
+            report = cli(command, llama, *rest, "--kv", kind, "--json").ok().json
+            assert report["provenance"]["kv"] == kind
+
+
 def test_perplexity_for_people(llama: Path, text: Path, cli: Run) -> None:
     answer = cli("perplexity", llama, text, *REFERENCE, "--window", "32", "--max-tokens", "40").ok()
     names = [line.split("  ")[0] for line in answer.out.splitlines()]

@@ -48,7 +48,7 @@ def keep_linked() -> None:
 
 keep_linked()
 
-from larql.kernels import activation, attention_block, product, product_q8  # noqa: E402
+from larql.kernels import activation, attention_block, product, product_q8, ring  # noqa: E402
 from larql.kernels.encodings import BLOCKS  # noqa: E402
 from larql.kernels.integers import INTEGERS  # noqa: E402
 from larql.kernels.jit import Variant, compiled_address  # noqa: E402
@@ -58,7 +58,7 @@ KERNELS = Path(setup.__file__).parent
 TOLD = {
     product._expand_row, product._coded_rows, product._panel, product_q8._rows,
     product_q8._unpack, product_q8._panel,
-    activation._activate, activation._gate, attention_block._rows,
+    activation._activate, activation._gate, attention_block._block, ring._write,
 }  # fmt: skip
 FUSED = re.compile(r"call [^\n]*@llvm\.fma\.(?:v(\d+))?f(?:32|64)\(")
 FOREIGN = re.compile(r"@(llvm\.x86\.[\w.]+)|call [^\n]*\b(asm) ")
@@ -99,7 +99,9 @@ def compile_all(found: dict[str, Any]) -> None:
         product_q8._unpacker(encoding)
         product_q8._many(encoding)
     product._plain()
-    attention_block.block_rows_address()
+    for kv in ("f32", "f16"):
+        attention_block.block_rows_address(kv)
+        ring._compiled(kv)
     for kind in activation._FUNCTIONS:
         activation._compiled(activation._activate, kind)
     for kind in activation.KINDS:

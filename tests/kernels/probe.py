@@ -33,6 +33,7 @@ def digests(few: bool) -> dict[str, str]:
         parts,
         product,
         product_q8,
+        ring,
         rope,
         rounding,
     )
@@ -71,17 +72,32 @@ def digests(few: bool) -> dict[str, str]:
     table = np.empty((4, 8), np.float32), np.empty((4, 8), np.float32)
     rope.rotation_table(rope.inverse_frequencies(1e4, 16), 9000, 4, *table)
     found["table"] = table[1]
-    found["attention"] = np.empty((3, 4, 16), np.float32)
-    ring = floats(90, 2, 16)
-    attention.attend(
-        floats(3, 4, 16), ring, floats(90, 2, 16), 80, 0, 0.25, 2.0, None, found["attention"]
-    )
+    rows, q = (floats(90, 2, 20), floats(90, 2, 72)), floats(20, 8, 20)
+    words = generator.integers(0, 1 << 32, (64, 2, 80), np.uint32).view(np.float32)
+    for kind in ("f32", "f16"):
+        keys, values = ring.empty_keys(2, 2, 20, kind), ring.empty_values(2, 2, 72, kind)
+        ring.write_rows(*rows, keys, values, 0)
+        for tokens in (1, 20):
+            out = found[f"attention, {kind}, {tokens}"] = np.empty((tokens, 8, 72), np.float32)
+            attention.attend(q[:tokens], keys, values, 90 - tokens, 0, 0.25, 2.0, None, out)
+        keys, values = ring.empty_keys(1, 2, 80, kind), ring.empty_values(1, 2, 80, kind)
+        ring.write_rows(words, words, keys, values, 0)
+        found[f"kept keys, {kind}"], found[f"kept values, {kind}"] = keys, values
     return hashes(found)
 
 
 def assembly() -> str:
     """Return the machine code of the kernels run above, as text."""
-    from larql.kernels import activation, attention, attention_block, norm, product, rope, rounding
+    from larql.kernels import (
+        activation,
+        attention,
+        attention_block,
+        norm,
+        product,
+        ring,
+        rope,
+        rounding,
+    )
     from larql.kernels import product_q8 as integers
 
     kernels = (
@@ -97,7 +113,8 @@ def assembly() -> str:
         rope._table,
         attention._attend_tokens,
         attention._attend_blocks,
-        attention_block._rows,
+        attention_block._block,
+        ring._write,
     )
     return "\n".join(
         text

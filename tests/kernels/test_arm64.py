@@ -123,7 +123,7 @@ def test_products_and_sums_are_fused_where_llvm_was_told_and_nowhere_else(
         kernels = [k for k in report["kernels"] if k["name"] == name]
         assert kernels
         assert all("fmla" in instructions(kernel) for kernel in kernels), name
-    for name in ("attention_block._rows", "norm._rms", "activation._gate", "rope._rotate"):
+    for name in ("attention_block._block", "norm._rms", "activation._gate", "rope._rotate"):
         kernels = [k for k in report["kernels"] if k["name"] == name]
         assert kernels
         assert any(kernel["fused"] for kernel in kernels), name

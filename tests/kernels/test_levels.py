@@ -88,6 +88,8 @@ def test_a_level_has_its_instructions_and_no_wider_ones(levels: Levels, level: s
         assert re.search(r"^\s+v[a-z0-9]+\s+.*%xmm", code, re.MULTILINE) is None
         assert "pshufb" not in code
     assert ("vpdpbusd" in code) == (level == "avx512")
+    halves = re.search(r"\bvcvtps2ph\b", code), re.search(r"\bvcvtph2ps\b", code)
+    assert [found is not None for found in halves] == [level != "portable"] * 2
 
 
 def test_a_second_run_reads_what_the_first_compiled(levels: Levels) -> None:

@@ -8,7 +8,7 @@ import pytest
 from larql.kernels.attention import attend
 from larql.kernels.elementwise import add_row, scale
 from larql.kernels.program import recorded
-from larql.kernels.ring import write_rows
+from larql.kernels.ring import empty_keys, empty_values, write_rows
 from larql.kernels.rope import inverse_frequencies, rotation_table
 from larql.kernels.threads import set_threads, threads
 
@@ -39,25 +39,27 @@ def test_more_calls_than_fit_at_first() -> None:
     assert (x == 301).all()
 
 
-def test_a_step_of_attention_moves_with_the_position() -> None:
+@pytest.mark.parametrize("kind", ["f32", "f16"])
+def test_a_step_of_attention_moves_with_the_position(kind: str) -> None:
     frequencies = inverse_frequencies(10000.0, 8)
-    ring = np.zeros((40, 2, 8), np.float32)
-    direct_ring = ring.copy()
-    row, q = floats(1, 16, seed=1), floats(1, 4, 8, seed=2)
+    keys, values = empty_keys(1, 2, 8, kind), empty_values(1, 2, 8, kind)
+    direct_keys, direct_values = keys.copy(), values.copy()
+    row, q = floats(1, 2, 8, seed=1), floats(1, 4, 8, seed=2)
     cos, sin = np.empty((1, 4), np.float32), np.empty((1, 4), np.float32)
     out = np.empty((1, 4, 8), np.float32)
     with recorded(3) as made:
         rotation_table(frequencies, 3, 1, cos, sin)
-        write_rows(row, ring.reshape(40, 16), 3)
-        attend(q, ring, ring, 3, 0, 0.3, 0.0, None, out)
+        write_rows(row, row, keys, values, 3)
+        attend(q, keys, values, 3, 0, 0.3, 0.0, None, out)
     for position in (3, 4, 9, 5):
-        row[:] = floats(1, 16, seed=position)
+        row[:] = floats(1, 2, 8, seed=position)
         made().run(position)
         direct_cos, direct_sin, direct = np.empty_like(cos), np.empty_like(sin), np.empty_like(out)
         rotation_table(frequencies, position, 1, direct_cos, direct_sin)
-        write_rows(row, direct_ring.reshape(40, 16), position)
-        attend(q, direct_ring, direct_ring, position, 0, 0.3, 0.0, None, direct)
-        assert ring.tobytes() == direct_ring.tobytes()
+        write_rows(row, row, direct_keys, direct_values, position)
+        attend(q, direct_keys, direct_values, position, 0, 0.3, 0.0, None, direct)
+        assert keys.tobytes() == direct_keys.tobytes()
+        assert values.tobytes() == direct_values.tobytes()
         assert out.tobytes() == direct.tobytes()
         assert (cos.tobytes(), sin.tobytes()) == (direct_cos.tobytes(), direct_sin.tobytes())
 
@@ -85,32 +87,6 @@ def test_recordings_do_not_nest_and_end_with_an_error() -> None:
     expected = 2 * x
     scale(x, 2.0)
     assert (x == expected).all()
-
-
-@pytest.mark.parametrize("width", [1, 15, 16, 33])
-def test_ring_rows(width: int) -> None:
-    ring = np.zeros((7, width), np.float32)
-    expected = ring.copy()
-    start = 0
-    for count in (3, 7, 1, 5):
-        rows = floats(count, width, seed=start)
-        write_rows(rows, ring, start)
-        expected[np.arange(start, start + count) % 7] = rows
-        start += count
-        assert (ring == expected).all()
-
-
-def test_rows_that_do_not_fit_a_ring() -> None:
-    ring = np.zeros((4, 3), np.float32)
-    for rows, start in (
-        (np.zeros((5, 3), np.float32), 0),
-        (np.zeros((1, 2), np.float32), 0),
-        (np.zeros((1, 3), np.float32), -1),
-        (np.zeros((1, 3)), 0),
-        (np.zeros((2, 6), np.float32)[:, ::2], 0),
-    ):
-        with pytest.raises(ValueError, match=r"ring|contiguous"):
-            write_rows(rows, ring, start)
 
 
 def test_adding_a_row() -> None:

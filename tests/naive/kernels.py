@@ -7,6 +7,8 @@ roundings one (Boldo and Melquiond, "Emulation of FMA and correctly rounded sums
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import numpy.typing as npt
 
@@ -105,6 +107,18 @@ def attend(
             total = weight.sum() + (0 if sinks is None else np.exp(sinks[head] - most))
             out[t, head] = weight @ values[rows, kv].astype(float) / total
     return out
+
+
+def keep(
+    new_keys: F32, new_values: F32, keys: npt.NDArray[Any], values: npt.NDArray[Any], start: int
+) -> None:
+    """Write rows of positions from `start` on into blocks of 64, keys with positions innermost."""
+    with np.errstate(over="ignore"):
+        for t in range(len(new_keys)):
+            block, place = (start + t) // 64 % len(keys), (start + t) % 64
+            keys[block, :, :, place] = new_keys[t]
+            values[block, :, place] = 0
+            values[block, :, place, : new_values.shape[2]] = new_values[t]
 
 
 def _padded(x: F32) -> F32:

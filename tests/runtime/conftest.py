@@ -56,7 +56,9 @@ def backend(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
-@pytest.fixture(params=("production", "production q8", "reference"))
+@pytest.fixture(
+    params=("production", "production q8", "production f32 f16", "reference", "reference f32 f16")
+)
 def numerics(request: pytest.FixtureRequest) -> str:
-    """Each backend under each of its activation policies."""
+    """Each backend under each of its activation policies and forms of keys and values."""
     return str(request.param)

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import cast
 
 import pytest
 from hypothesis import given
@@ -29,6 +30,7 @@ from larql.runtime.bench.report import Report, make_report
 from larql.runtime.bench.run import BenchOptions, bench
 from larql.runtime.bench.summary import first_difference, paired, summarise
 from larql.runtime.plan import make_plan
+from larql.runtime.run import RunOptions
 from larql.runtime.slices import Draft, Full
 
 FAKE = Path(__file__).parents[1] / "builders" / "bench_arm.py"
@@ -377,9 +379,12 @@ def test_no_module_beside_the_child_hides_another() -> None:
     }
 
 
-def test_larqls_arm_goes_back_as_if_nothing_had_happened(containers: dict[str, Container]) -> None:
+@pytest.mark.parametrize("kv", ["f32", "f16"])
+def test_larqls_arm_goes_back_as_if_nothing_had_happened(
+    containers: dict[str, Container], kv: str
+) -> None:
     container = containers["gemma_gguf"]  # with windows of 4
-    engine = Larql(container.path, 2, 40, "f32")
+    engine = Larql(container.path, RunOptions(threads=2, kv=kv), 40)
     ids = [5, 6, 7, 8, 9, 10, 11]
     first = engine.prefill(ids)
     steps = [engine.step(first)]
@@ -395,7 +400,20 @@ def test_larqls_arm_computes_with_the_activations_it_was_asked_for(
     containers: dict[str, Container],
 ) -> None:
     with pytest.raises(LarqlError, match="--activations 'q7'"):
-        Larql(containers["llama"].path, 2, 4, "q7")
+        Larql(containers["llama"].path, RunOptions(threads=2, activations="q7"), 4)
+
+
+def test_larqls_arm_counts_the_bytes_of_its_keys_and_values(
+    containers: dict[str, Container],
+) -> None:
+    options = {"container": str(containers["llama"].path), "threads": 2, "room": 100}
+    found = []
+    for kv in ("f32", "f16"):
+        facts = load({**options, "activations": "f32", "kv": kv}).facts
+        assert facts["kv"] == kv
+        (state,) = cast("list[dict[str, int]]", facts["state"])
+        found.append(state["bytes_per_position"])
+    assert found[0] == 2 * found[1] > 0
 
 
 def test_larqls_arm_brings_weights_in_where_it_is_told(

@@ -24,14 +24,14 @@ TOKENS = [int(t) for t in np.random.default_rng(5).integers(0, 256, 37)]
 
 
 def run_of(container: Container, numerics: str, depth: int | None = None) -> Run:
-    backend, _, activations = numerics.partition(" ")
-    options = RunOptions(backend=backend, draft_depth=depth, activations=activations or "f32")
+    backend, activations, kv = (*numerics.split(), "f32", "f32")[:3]
+    options = RunOptions(backend=backend, draft_depth=depth, activations=activations, kv=kv)
     return open_run(container, options)
 
 
 def fresh(numerics: str) -> Backend:
-    backend, _, activations = numerics.partition(" ")
-    return make_backend(backend, activations=activations or "f32")
+    backend, activations, kv = (*numerics.split(), "f32", "f32")[:3]
+    return make_backend(backend, activations=activations, kv=kv)
 
 
 def all_logits(
@@ -63,7 +63,7 @@ def test_single_steps_equal_the_whole_prompt(container: Container, numerics: str
 
 
 @pytest.mark.parametrize("name", ["llama", "gemma", "quantised"])
-@pytest.mark.parametrize("policy", ["production", "production q8"])
+@pytest.mark.parametrize("policy", ["production", "production q8", "production f32 f16"])
 def test_single_steps_across_blocks_of_keys(
     containers: dict[str, Container], name: str, policy: str
 ) -> None:
@@ -87,11 +87,13 @@ def test_context_changes_no_bit(container: Container, numerics: str) -> None:
 
 
 @pytest.mark.parametrize("threads", [1, 2, 3, 16])
-@pytest.mark.parametrize("activations", ["f32", "q8"])
-def test_threads_change_no_bit(container: Container, threads: int, activations: str) -> None:
-    one = open_run(container, RunOptions(threads=1, activations=activations))
+@pytest.mark.parametrize(("activations", "kv"), [("f32", "f32"), ("q8", "f32"), ("f32", "f16")])
+def test_threads_change_no_bit(
+    container: Container, threads: int, activations: str, kv: str
+) -> None:
+    one = open_run(container, RunOptions(threads=1, activations=activations, kv=kv))
     first = all_logits(one, TOKENS)
-    many = open_run(container, RunOptions(threads=threads, activations=activations))
+    many = open_run(container, RunOptions(threads=threads, activations=activations, kv=kv))
     assert many.prepared.backend.threads == threads
     assert_same_bits(all_logits(many, TOKENS), first)
 
@@ -188,8 +190,10 @@ def test_restoring_is_as_if_it_had_never_happened(container: Container, numerics
     assert_same_bits(wandering.advance(TOKENS[11:]), straight.advance(TOKENS[11:]))
 
 
-def test_truncating_equals_never_having_advanced(containers: dict[str, Container]) -> None:
-    run = run_of(containers["llama"], "production")
+def test_truncating_equals_never_having_advanced(
+    containers: dict[str, Container], numerics: str
+) -> None:
+    run = run_of(containers["llama"], numerics)
     straight, wandering = run.session(64), run.session(64)
     straight.advance(TOKENS[:11])
     wandering.advance(TOKENS[:30])
@@ -199,13 +203,13 @@ def test_truncating_equals_never_having_advanced(containers: dict[str, Container
 
 def test_a_window_that_dropped_rows_refuses_to_truncate(containers: dict[str, Container]) -> None:
     run = run_of(containers["gemma"], "production")
-    session = Session(run.prepared, 64, 2)
-    session.advance(TOKENS[:30])
-    assert session.can_truncate(28)
+    session = Session(run.prepared, 200, 2)
+    session.advance(TOKENS * 3)
+    assert session.can_truncate(109)
     assert not session.can_truncate(11)
     with pytest.raises(UsageError, match="window of layer 0 has dropped rows"):
         session.truncate(11)
-    assert session.position == 30
+    assert session.position == 111
 
 
 @pytest.mark.parametrize("name", ["llama", "gemma"])
@@ -216,21 +220,22 @@ def test_a_failed_step_leaves_the_state_as_it_was(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     run = run_of(containers[name], numerics)
-    straight, failing = Session(run.prepared, 64, 4), Session(run.prepared, 64, 4)
+    straight, failing = Session(run.prepared, 200, 4), Session(run.prepared, 200, 4)
     straight.advance(TOKENS[:9])
     failing.advance(TOKENS[:9])
     made = run.prepared.backend
     original, calls = made.write, []
 
-    def breaks_in_the_third_block(*arguments):  # type: ignore[no-untyped-def]
+    def breaks_after_twenty_blocks(*arguments):  # type: ignore[no-untyped-def]
         calls.append(1)
-        if len(calls) > 2 * 2 * len(run.prepared.plan.layers) + 3:
+        if len(calls) > 20 * 2 * len(run.prepared.plan.layers) + 3:
             raise KeyboardInterrupt
         return original(*arguments)
 
-    monkeypatch.setattr(made, "write", breaks_in_the_third_block)
+    # By then every ring has overwritten rows that the state before the step still needs.
+    monkeypatch.setattr(made, "write", breaks_after_twenty_blocks)
     with pytest.raises(KeyboardInterrupt):
-        failing.advance(TOKENS[9:29])
+        failing.advance(TOKENS * 3)
     monkeypatch.setattr(made, "write", original)
     assert failing.position == 9
     assert_same_bits(failing.advance(TOKENS[9:]), straight.advance(TOKENS[9:]))
@@ -263,6 +268,32 @@ def test_rounded_activations_stay_near_and_differ(containers: dict[str, Containe
     # Float weights have no integer products: the policy leaves them as they are.
     exact = all_logits(run_of(containers["llama"], "production"), TOKENS)
     assert_same_bits(all_logits(run_of(containers["llama"], "production q8"), TOKENS), exact)
+
+
+def test_rounded_keys_and_values_stay_near_and_differ(container: Container) -> None:
+    for name in ("production", "reference"):
+        exact = all_logits(run_of(container, name), TOKENS)
+        rounded = all_logits(run_of(container, f"{name} f32 f16"), TOKENS)
+        # Random weights amplify here as well.
+        assert 0 < np.abs(rounded - exact).max() < 2e-2 * np.abs(exact).max()
+
+
+def test_forms_of_keys_and_values_are_named(
+    containers: dict[str, Container], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # The cap concerns operands, and keys and values are none.
+    monkeypatch.setenv("LARQL_CPU_MAX_FORMAT", "f32")
+    for name, kv in (
+        ("production", "f32"),
+        ("production f32 f16", "f16"),
+        ("reference f32 f16", "f16"),
+    ):
+        found = run_of(containers["llama"], name).provenance(TOKENS, 64)
+        assert found["kv"] == kv
+        assert ("keys and values rounded to binary16" in str(found["numerics"])) == (kv == "f16")
+    for name in ("production", "reference"):
+        with pytest.raises(UsageError, match="--kv 'q8': expected one of f32, f16"):
+            run_of(containers["llama"], f"{name} f32 q8")
 
 
 @pytest.mark.parametrize("cap", ["as-stored", "q8", "f16", "f32"])

@@ -26,6 +26,7 @@ def test_a_kind_of_run_is_warmed_once(containers: dict[str, Container], markers:
     assert is_warm(open_run(containers["llama_gguf"], RunOptions(threads=1, chunk=3)))
     for name, options in (
         ("llama_gguf", RunOptions(activations="q8")),
+        ("llama_gguf", RunOptions(kv="f16")),
         ("gemma_gguf", RunOptions()),
         ("quantised", RunOptions()),
         ("llama", RunOptions()),

@@ -21,9 +21,12 @@ from larql.runtime.state import KvRegion, State
 if TYPE_CHECKING:
     from larql.runtime.plan import Plan
 
-__all__ = ["Backend", "Carrier"]
+__all__ = ["KV_NUMERICS", "Backend", "Carrier"]
 
 Carrier = npt.NDArray[np.float32]
+
+# What a form of keys and values adds to how a backend computes, in words.
+KV_NUMERICS = {"f32": "", "f16": ", keys and values rounded to binary16"}
 
 
 class Backend(ABC):
@@ -39,6 +42,8 @@ class Backend(ABC):
         Threads that it computes with.
     activations : str
         ``f32``, or ``q8`` where activations are rounded to int8 for products.
+    kv : str
+        ``f32``, or ``f16`` where keys and values are rounded to binary16 when they are kept.
     default_chunk : int
         Positions that it advances at once unless told otherwise.
     """
@@ -47,6 +52,7 @@ class Backend(ABC):
     numerics: str
     threads: int
     activations: str
+    kv: str
     default_chunk: int
 
     @abstractmethod

@@ -2,6 +2,7 @@
 
 Under the ``f32`` policy activations stay float32. Under ``q8`` what a block-encoded matrix is
 multiplied with is rounded once to int8 per block of 32, and shared by all matrices that read it.
+Keys and values are kept as float32, or rounded to binary16 when they are written.
 
 This module imports the kernels, whose environment must be settled before: see
 :func:`larql.runtime.backends.registry.make_backend`.
@@ -42,15 +43,16 @@ from larql.kernels.norm import layer_norm, rms_norm
 from larql.kernels.parts import Part
 from larql.kernels.product import products
 from larql.kernels.product_q8 import products_q8, takes_integers
-from larql.kernels.ring import write_rows
+from larql.kernels.ring import empty_keys, empty_values, write_rows
 from larql.kernels.rope import inverse_frequencies, rotate, rotation_table
 from larql.kernels.rounding import Empty, QuantizedRows, quantize_rows
-from larql.runtime.backends.base import Backend, Carrier
+from larql.kernels.softmax import BLOCK
+from larql.runtime.backends.base import KV_NUMERICS, Backend, Carrier
 from larql.runtime.backends.step_program import StepProgram, step_key
 from larql.runtime.backends.workspace import Workspace
 from larql.runtime.operands import StoredOperand
 from larql.runtime.plan import Plan
-from larql.runtime.state import KvRegion, State
+from larql.runtime.state import KvRegion, State, needed_rows
 
 __all__ = ["ProductionBackend"]
 
@@ -105,15 +107,18 @@ class ProductionBackend(Backend):
         What the kernels have been set to.
     activations : str
         ``f32`` or ``q8``.
+    kv : str
+        ``f32`` or ``f16``.
     """
 
     name = "production"
     default_chunk = _CHUNK
 
-    def __init__(self, threads: int, activations: str) -> None:
+    def __init__(self, threads: int, activations: str, kv: str) -> None:
         self.threads = threads
         self.activations = activations
-        self.numerics = _NUMERICS[activations]
+        self.kv = kv
+        self.numerics = _NUMERICS[activations] + KV_NUMERICS[kv]
         self._operands: dict[str, StoredOperand] = {}
         self._vectors: dict[str, Float32] = {}
         self._rotations: dict[Rope, _Rotation] = {}
@@ -138,8 +143,14 @@ class ProductionBackend(Backend):
             self._vectors[operand.name] = _decoded(operand)
 
     def region(self, spec: KvRows, context: int, block: int) -> KvRegion:
-        """Make a float32 region."""
-        return KvRegion(spec, context, block, np.float32)
+        """Make a region of blocks, in the order in which attention reads them."""
+        count = -(-needed_rows(spec, context, block) // BLOCK)
+        return KvRegion(
+            spec,
+            BLOCK,
+            empty_keys(count, spec.heads, spec.key_dim, self.kv),
+            empty_values(count, spec.heads, spec.value_dim, self.kv),
+        )
 
     def embed(self, op: Embed, ids: npt.NDArray[np.int64]) -> Carrier:
         """Decode the rows of the ids and scale them."""
@@ -287,8 +298,7 @@ class ProductionBackend(Backend):
             rotation = self._rotation(mixer.rope, start, count)
             rotate(q, rotation.cos, rotation.sin, mixer.rope.layout)
             rotate(k, rotation.cos, rotation.sin, mixer.rope.layout)
-        write_rows(k.reshape(count, -1), region.rows(region.keys), start)
-        write_rows(v.reshape(count, -1), region.rows(region.values), start)
+        write_rows(k, v, region.keys, region.values, start)
         out = self._memory.take((count, mixer.heads, mixer.value_dim))
         attend(
             q, region.keys, region.values, start, mixer.window or 0, mixer.scale,

@@ -26,15 +26,16 @@ from larql.format.graph import (
     Rope,
     SoftmaxAttention,
 )
-from larql.runtime.backends.base import Backend, Carrier
+from larql.runtime.backends.base import KV_NUMERICS, Backend, Carrier
 from larql.runtime.operands import StoredOperand
-from larql.runtime.state import KvRegion
+from larql.runtime.state import KvRegion, RowRegion
 
 __all__ = ["ReferenceBackend"]
 
 Float64 = npt.NDArray[np.float64]
 
 _BLOCK_ELEMENTS = 1 << 20
+_NUMERICS = "float64 arithmetic, exact dequantised weights, float32 carrier"
 
 
 def _sigmoid(x: Float64) -> Float64:
@@ -61,14 +62,21 @@ _ACTIVATIONS: Mapping[str, Callable[[Float64], Float64]] = {
 
 
 class ReferenceBackend(Backend):
-    """Plain NumPy in float64; see the module."""
+    """Plain NumPy in float64; see the module.
+
+    Parameters
+    ----------
+    kv : str
+        ``f32``, under which keys and values stay float64 as all else does, or ``f16``.
+    """
 
     name = "reference"
-    numerics = "float64 arithmetic, exact dequantised weights, float32 carrier"
     activations = "f32"
     default_chunk = 512
 
-    def __init__(self) -> None:
+    def __init__(self, kv: str) -> None:
+        self.kv = kv
+        self.numerics = _NUMERICS + KV_NUMERICS[kv]
         self.threads = len(os.sched_getaffinity(0))
         self._operands: dict[str, StoredOperand] = {}
 
@@ -81,8 +89,8 @@ class ReferenceBackend(Backend):
         self._operands[operand.name] = operand
 
     def region(self, spec: KvRows, context: int, block: int) -> KvRegion:
-        """Make a float64 region."""
-        return KvRegion(spec, context, block, np.float64)
+        """Make a region of float64 rows, or of rows rounded to binary16."""
+        return RowRegion(spec, context, block, np.float16 if self.kv == "f16" else np.float64)
 
     def embed(self, op: Embed, ids: npt.NDArray[np.int64]) -> Carrier:
         """Decode the rows of the ids and scale them."""
@@ -98,7 +106,7 @@ class ReferenceBackend(Backend):
         mixer = block.mixer
         if isinstance(mixer, DenseFfn):
             outputs = self._ffn(mixer, inputs)
-        elif region is not None:
+        elif isinstance(region, RowRegion):
             outputs = self._attention(mixer, inputs, region, start)
         else:
             raise AssertionError("attention runs with a region")
@@ -180,7 +188,7 @@ class ReferenceBackend(Backend):
         return self._linear(mixer.down, inner)
 
     def _attention(
-        self, mixer: SoftmaxAttention, inputs: list[Float64], region: KvRegion, start: int
+        self, mixer: SoftmaxAttention, inputs: list[Float64], region: RowRegion, start: int
     ) -> list[Float64]:
         queries = self._linear(mixer.q, inputs)
         keys = self._linear(mixer.k, inputs)
@@ -244,11 +252,11 @@ def _rotate(x: Float64, rope: Rope, frequencies: Float64, position: int) -> Floa
     return turned
 
 
-def _attend(mixer: SoftmaxAttention, query: Float64, region: KvRegion, position: int) -> Float64:
+def _attend(mixer: SoftmaxAttention, query: Float64, region: RowRegion, position: int) -> Float64:
     """Return the mixed values of one position, all heads side by side."""
     first = 0 if mixer.window is None else max(0, position - mixer.window + 1)
     slots = np.arange(first, position + 1) % region.capacity
-    keys, values = region.keys[slots], region.values[slots]
+    keys, values = (part[slots].astype(np.float64) for part in (region.keys, region.values))
     group = mixer.heads // mixer.kv_heads
     mixed = np.empty((mixer.heads, mixer.value_dim))
     for head in range(mixer.heads):

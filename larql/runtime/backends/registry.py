@@ -6,13 +6,16 @@ from larql.errors import PlatformError, UnsupportedRefusal, UsageError
 from larql.provenance import format_cap
 from larql.runtime.backends.base import Backend
 
-__all__ = ["ACTIVATIONS", "BACKENDS", "make_backend"]
+__all__ = ["ACTIVATIONS", "BACKENDS", "KV_FORMS", "make_backend"]
 
 BACKENDS = ("production", "reference")
 ACTIVATIONS = ("f32", "q8")
+KV_FORMS = ("f32", "f16")
 
 
-def make_backend(name: str, threads: int | None = None, activations: str = "f32") -> Backend:
+def make_backend(
+    name: str, threads: int | None = None, activations: str = "f32", kv: str = "f32"
+) -> Backend:
     """Return a fresh backend.
 
     Parameters
@@ -24,11 +27,14 @@ def make_backend(name: str, threads: int | None = None, activations: str = "f32"
         NumPy's own.
     activations : str
         One of ``ACTIVATIONS``.
+    kv : str
+        One of ``KV_FORMS``. ``LARQL_CPU_MAX_FORMAT`` does not concern it: that caps operands.
 
     Raises
     ------
     UsageError
-        If there is no such backend or activation policy, or ``LARQL_CPU_MAX_FORMAT`` forbids it.
+        If there is no such backend, activation policy or form of keys and values, or
+        ``LARQL_CPU_MAX_FORMAT`` forbids the policy.
     UnsupportedRefusal
         If the backend does not have the policy.
     PlatformError
@@ -36,6 +42,8 @@ def make_backend(name: str, threads: int | None = None, activations: str = "f32"
     """
     if activations not in ACTIVATIONS:
         raise UsageError(f"--activations {activations!r}: expected one of {', '.join(ACTIVATIONS)}")
+    if kv not in KV_FORMS:
+        raise UsageError(f"--kv {kv!r}: expected one of {', '.join(KV_FORMS)}")
     cap = format_cap()
     if activations == "q8" and cap in ("f16", "f32"):
         raise UsageError(
@@ -49,13 +57,13 @@ def make_backend(name: str, threads: int | None = None, activations: str = "f32"
             )
         from larql.runtime.backends.reference import ReferenceBackend
 
-        return ReferenceBackend()
+        return ReferenceBackend(kv)
     if name == "production":
-        return _production(threads, activations)
+        return _production(threads, activations, kv)
     raise UsageError(f"--backend {name!r}: expected one of {', '.join(BACKENDS)}")
 
 
-def _production(threads: int | None, activations: str) -> Backend:
+def _production(threads: int | None, activations: str, kv: str) -> Backend:
     from larql.kernels import setup
 
     try:
@@ -68,4 +76,4 @@ def _production(threads: int | None, activations: str) -> Backend:
 
     count = chosen.threads if threads is None else threads
     set_threads(count)
-    return ProductionBackend(count, activations)
+    return ProductionBackend(count, activations, kv)

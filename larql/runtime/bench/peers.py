@@ -112,7 +112,7 @@ def peer_source(container: Container, name: str, progress: Progress) -> PeerSour
 
 
 def larql_arm(
-    container: Container, threads: int, room: int, activations: str, prefault: bool = False
+    container: Container, threads: int, room: int, activations: str, kv: str, prefault: bool
 ) -> ArmSpec:
     """Return larql's arm: a container on some threads, with room for some positions."""
     options = {
@@ -120,10 +120,11 @@ def larql_arm(
         "threads": threads,
         "room": room,
         "activations": activations,
+        "kv": kv,
         "prefault": prefault,
     }
     return ArmSpec(
-        f"larql {activations}",
+        f"larql {activations}" if kv == "f32" else f"larql {activations}, kv {kv}",
         (sys.executable, "-m", f"{_ARMS}.child", f"{_ARMS}.engine_larql", json.dumps(options)),
     )
 

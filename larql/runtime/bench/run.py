@@ -45,7 +45,7 @@ class BenchOptions:
         Positions held before the first decoded token.
     repeats : int
         Counted turns.
-    activations : str
+    activations, kv : str
     threads : int or None
         None: one for each usable core.
     prefault : bool
@@ -60,6 +60,7 @@ class BenchOptions:
     context: int = 1
     repeats: int = 5
     activations: str = "f32"
+    kv: str = "f32"
     threads: int | None = None
     prefault: bool = False
 
@@ -120,7 +121,9 @@ def bench(container: Container, options: BenchOptions, progress: Progress) -> Be
     )
     threads = usable_cores() if options.threads is None else options.threads
     cache = largest_cache()
-    specs = [larql_arm(container, threads, work.room, options.activations, options.prefault)]
+    specs = [
+        larql_arm(container, threads, work.room, options.activations, options.kv, options.prefault)
+    ]
     if options.peers:
         source = peer_source(container, options.source, progress)
         specs.extend(peer_arm(name, source, threads, work.room) for name in options.peers)
@@ -157,6 +160,7 @@ def bench(container: Container, options: BenchOptions, progress: Progress) -> Be
             },
             "component": plan.component.id,
             "activations": facts["activations"],
+            "kv": facts["kv"],
             "prefault": options.prefault,
             "numerics": facts["numerics"],
             "max_format": facts["max_format"],

@@ -17,22 +17,14 @@ __all__ = ["Larql", "load"]
 class Larql:
     """A prepared container and one session; see `larql.runtime.bench.arms.child.Engine`."""
 
-    def __init__(
-        self,
-        container: Path,
-        threads: int,
-        room: int,
-        activations: str,
-        prefault: bool = False,
-    ) -> None:
+    def __init__(self, container: Path, options: RunOptions, room: int) -> None:
         began = time.perf_counter()
-        options = RunOptions(threads=threads, activations=activations, prefault=prefault)
         run = open_run(Container(container), options)
         self._session = run.session(room)
         self.load_seconds = time.perf_counter() - began
         said = run.provenance((), room)
         kept = (
-            "backend", "numerics", "activations", "threads", "max_format", "operand_reads",
+            "backend", "numerics", "activations", "kv", "threads", "max_format", "operand_reads",
             "operand_bytes", "prepare_seconds", "environment",
         )  # fmt: skip
         regions = [self._session.state.region(spec.layer) for spec in run.prepared.plan.state()]
@@ -65,9 +57,14 @@ class Larql:
 def load(options: Mapping[str, object]) -> Larql:
     """Prepare ``container``.
 
-    The other options are ``threads``, ``room``, ``activations`` and ``prefault``.
+    The other options are ``threads``, ``room``, ``activations``, ``kv`` and ``prefault``.
     """
-    threads, room = options["threads"], options["room"]
-    assert isinstance(threads, int) and isinstance(room, int)
-    container, activations = Path(str(options["container"])), str(options["activations"])
-    return Larql(container, threads, room, activations, bool(options.get("prefault", False)))
+    threads, room, prefault = options["threads"], options["room"], options["prefault"]
+    assert isinstance(threads, int) and isinstance(room, int) and isinstance(prefault, bool)
+    run = RunOptions(
+        threads=threads,
+        activations=str(options["activations"]),
+        kv=str(options["kv"]),
+        prefault=prefault,
+    )
+    return Larql(Path(str(options["container"])), run, room)
