@@ -37,7 +37,14 @@ from larql.kernels.memory import (
 )
 from larql.kernels.ring import Stored, form, raw_bytes
 from larql.kernels.softmax import BLOCK, merge
-from larql.kernels.threads import begin, depends_on_position, scratch, submit, threads
+from larql.kernels.threads import (
+    begin,
+    depends_on_position,
+    scratch,
+    shared_scratch,
+    submit,
+    threads,
+)
 from larql.kernels.vector import LANES, first_lane, fma, splat
 
 __all__ = ["attend"]
@@ -123,11 +130,12 @@ def _attend_blocks(variant: Any, p: int, task: int, worker: int) -> None:
     """Compute some blocks for all tokens, in the order of memory; `_join` merges them."""
     tokens, heads, kv_heads = load_i64(p + 40), load_i64(p + 48), load_i64(p + 56)
     padded, start, window = load_i64(p + 80), load_i64(p + 96), load_i64(p + 104)
-    share = load_i64(p + 136)
     step = 64 + padded * 4
     rows = tokens * (heads // kv_heads)
     low = first_seen(start, window) // BLOCK
     pieces = ((start + tokens - 1) // BLOCK + 1 - low) * kv_heads
+    tasks = load_i64(p + 136)
+    share = (pieces + tasks - 1) // tasks
     work = load_i64(p + 144) + worker * load_i64(p + 152)
     for piece in range(task * share, min(pieces, (task + 1) * share)):
         head = piece % kv_heads
@@ -159,13 +167,13 @@ def _join(variant: Any, p: int, task: int, worker: int) -> None:
 def _enter(
     run: int, pool: int, function: int, tasks: int, q: Any, keys: Any, values: Any, sinks: Any,
     out: Any, partial: Any, blocks: int, kv_heads: int, padded: int, first: int, window: int,
-    scale: float, cap: float, share: int, spans: int, place: int, slot: int, block: int,
+    scale: float, cap: float, share: int, pieces: int, place: int, slot: int, block: int,
 ) -> None:  # fmt: skip
     tokens, heads, dims = q.shape
     begin(run, pool, function, tasks, words((
         address_of(q), address_of(keys), address_of(values), address_of(out),
         address_of(sinks) if sinks.size else 0, tokens, heads, kv_heads, dims, out.shape[2], padded,
-        blocks, first, window, np.float32(scale), np.float32(cap), share, spans, place, slot,
+        blocks, first, window, np.float32(scale), np.float32(cap), share, pieces, place, slot,
         address_of(partial), block,
     )))  # fmt: skip
 
@@ -257,20 +265,20 @@ def attend(
     first = max(0, start - window + 1) // BLOCK if window else 0
     spanned = (start + tokens - 1) // BLOCK + 1 - first
     pieces = 4 * threads()
-    split = tokens * group <= _SPLIT_ROWS and spanned > 1
+    # A single position is split whatever it sees, so that its calls are those of every position.
+    split = tokens * group <= _SPLIT_ROWS and (spanned > 1 or tokens == 1)
     share = tokens if split else max(1, min(_ROWS // group, -(-tokens * kv_heads // pieces)))
     rows = share * group
     place, slot = scratch(2 * rows * step + 4 * rows * (dims + BLOCK))
-    spans = max(1, -(-spanned * kv_heads // pieces))
-    partial = np.empty(kv_heads * spanned * rows * step if split else 0, np.uint8)
+    most = (window + tokens - 2) // BLOCK + 2 if window else blocks
+    partial = shared_scratch(kv_heads * most * rows * step if split else 0)
     operands = (
         q, raw_bytes(keys), raw_bytes(values), shapes[1][1], out, partial, blocks, kv_heads, padded,
-        start, window, scale, softcap, share, spans, place, slot, block_rows_address(kind),
+        start, window, scale, softcap, share, pieces, place, slot, block_rows_address(kind),
     )  # fmt: skip
     try:
         if split:
-            tasks = -(-spanned * kv_heads // spans)
-            submit(_entry(), _compiled(_attend_blocks), tasks, *operands)
+            submit(_entry(), _compiled(_attend_blocks), pieces, *operands)
             depends_on_position(_START)
             submit(_entry(), _compiled(_join), tokens * heads, *operands)
         else:

@@ -26,6 +26,7 @@ __all__ = [
     "recording",
     "scratch",
     "set_threads",
+    "shared_scratch",
     "submit",
     "threads",
 ]
@@ -93,6 +94,7 @@ class Recording:
         self.kept: list[object] = []
         self.marked: list[int] = []
         self.scratch = np.empty(0, np.uint8)
+        self.shared = np.empty(0, np.uint8)
         self._head, self._job = head, job
 
     def take(self, entry: Callable[..., None], function: int, tasks: int, operands: Any) -> None:
@@ -113,6 +115,7 @@ class _Caller(threading.local):
 
     def __init__(self) -> None:
         self.scratch = np.empty(0, np.uint8)
+        self.shared = np.empty(0, np.uint8)
         self.recording: Recording | None = None
 
 
@@ -172,6 +175,19 @@ def scratch(size: int) -> tuple[int, int]:
             _CALLER.recording.kept.append(owner.scratch)
     address = int(owner.scratch.ctypes.data)
     return -(-address // 64) * 64, stride
+
+
+def shared_scratch(size: int) -> npt.NDArray[np.uint8]:
+    """Return at least `size` bytes of scratch memory that all workers of some calls share.
+
+    It belongs to the calling Python thread and is valid until its next call of this function.
+    """
+    owner = _CALLER.recording or _CALLER
+    if owner.shared.nbytes < size:
+        owner.shared = np.empty(size, np.uint8)
+        if _CALLER.recording is not None:
+            _CALLER.recording.kept.append(owner.shared)
+    return owner.shared
 
 
 def submit(entry: Callable[..., None], function: int, tasks: int, *operands: Any) -> None:

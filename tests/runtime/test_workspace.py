@@ -56,7 +56,7 @@ def test_sessions_of_several_threads_do_not_share_it(containers: dict[str, Conta
     def work(index: int) -> None:
         found[index] = stepped(tokens[index])
 
-    for _ in range(3):
+    for _ in range(8):
         workers = [threading.Thread(target=work, args=(index,)) for index in range(4)]
         for worker in workers:
             worker.start()

@@ -48,7 +48,7 @@ from larql.kernels.rope import inverse_frequencies, rotate, rotation_table
 from larql.kernels.rounding import Empty, QuantizedRows, quantize_rows
 from larql.kernels.softmax import BLOCK
 from larql.runtime.backends.base import KV_NUMERICS, Backend, Carrier
-from larql.runtime.backends.step_program import StepProgram, step_key
+from larql.runtime.backends.step_program import StepProgram
 from larql.runtime.backends.workspace import Workspace
 from larql.runtime.operands import StoredOperand
 from larql.runtime.plan import Plan
@@ -91,11 +91,19 @@ class _Vectors:
         return quantize_rows(self.exact, self.memory.take)
 
 
-class _OfThread(threading.local):
-    """What calls of one Python thread work in."""
+class _Calls:
+    """What some calls share: their memory, and the rotations of the run of positions at hand."""
 
     def __init__(self) -> None:
         self.memory = Workspace()
+        self.rotations: dict[Rope, _Rotation] = {}
+
+
+class _OfThread(threading.local):
+    """What the calls of one Python thread share; a program's calls have something of their own."""
+
+    def __init__(self) -> None:
+        self.calls = _Calls()
 
 
 class ProductionBackend(Backend):
@@ -121,7 +129,6 @@ class ProductionBackend(Backend):
         self.numerics = _NUMERICS[activations] + KV_NUMERICS[kv]
         self._operands: dict[str, StoredOperand] = {}
         self._vectors: dict[str, Float32] = {}
-        self._rotations: dict[Rope, _Rotation] = {}
         self._frequencies: dict[Rope, npt.NDArray[np.float64]] = {}
         self._steps: WeakKeyDictionary[State, StepProgram] = WeakKeyDictionary()
         self._of_thread = _OfThread()
@@ -167,24 +174,20 @@ class ProductionBackend(Backend):
     ) -> Carrier:
         """Walk the layers; for a single position, by a recorded program where there is one.
 
-        Interpreting the walk costs more time than a small model's arithmetic. The calls of a
-        single position differ only by that position until attention spans another block of keys,
-        so they are recorded once for each block.
+        Interpreting the walk costs more time than a small model's arithmetic. The calls of single
+        positions differ by the position alone, so they are recorded once for a state.
         """
         compiler.release()  # before weights take its place; again when more has been compiled
         if len(carrier) != 1:
             return walk(carrier)
-        key = step_key(plan, state.length)
         step = self._steps.get(state)
-        if step is None or not step.fits(key):
-            rotations, self._rotations = self._rotations, {}
-            # The program goes on using its memory, whichever thread runs it.
-            memory, self._of_thread.memory = self._of_thread.memory, Workspace()
+        if step is None or not step.fits():
+            # The program goes on using what its calls share, whichever thread runs it.
+            calls, self._of_thread.calls = self._of_thread.calls, _Calls()
             try:
-                step = StepProgram(key, walk, carrier, state.length)
+                step = StepProgram(walk, carrier, state.length)
             finally:
-                self._rotations = rotations
-                self._of_thread.memory = memory
+                self._of_thread.calls = calls
             self._steps[state] = step
         return step.run(carrier, state.length)
 
@@ -206,7 +209,7 @@ class ProductionBackend(Backend):
 
     @property
     def _memory(self) -> Workspace:
-        return self._of_thread.memory
+        return self._of_thread.calls.memory
 
     def final_norm(self, op: Head, carrier: Carrier) -> Float32:
         """Return the head's norm of each position."""
@@ -312,12 +315,13 @@ class ProductionBackend(Backend):
 
     def _rotation(self, rope: Rope, start: int, count: int) -> _Rotation:
         """Return cos and sin of positions ``start .. start + count``, shared by all layers."""
-        found = self._rotations.get(rope)
+        rotations = self._of_thread.calls.rotations
+        found = rotations.get(rope)
         if found is None or found.start != start or len(found.cos) != count:
             shape = (count, rope.dims // 2)
             found = _Rotation(start, np.empty(shape, np.float32), np.empty(shape, np.float32))
             rotation_table(self._radians(rope), start, count, found.cos, found.sin)
-            self._rotations[rope] = found
+            rotations[rope] = found
         return found
 
     def _radians(self, rope: Rope) -> npt.NDArray[np.float64]:

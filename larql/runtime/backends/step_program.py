@@ -7,22 +7,8 @@ from collections.abc import Callable
 import numpy as np
 
 from larql.runtime.backends.base import Carrier
-from larql.runtime.plan import Plan
 
-__all__ = ["StepProgram", "step_key"]
-
-
-def step_key(plan: Plan, position: int) -> tuple[int, ...]:
-    """Return what must be equal for two positions to have the same calls.
-
-    Attention works in blocks of keys that are anchored at absolute positions: the block that the
-    position is in, and for each window the block in which it begins.
-    """
-    from larql.kernels.softmax import BLOCK
-
-    windows = sorted({spec.window for spec in plan.state() if spec.window is not None})
-    begins = (max(0, position - window + 1) // BLOCK for window in windows)
-    return (position // BLOCK, *begins)
+__all__ = ["StepProgram"]
 
 
 class StepProgram:
@@ -30,8 +16,6 @@ class StepProgram:
 
     Parameters
     ----------
-    key : tuple of int
-        From :func:`step_key`.
     walk : callable
         The traversal to record.
     carrier : float32 ``[1, hidden]``
@@ -42,22 +26,20 @@ class StepProgram:
 
     def __init__(
         self,
-        key: tuple[int, ...],
         walk: Callable[[Carrier], Carrier],
         carrier: Carrier,
         position: int,
     ) -> None:
         from larql.kernels.program import recorded
 
-        self._key = key
         self._carrier = np.array(carrier, dtype=np.float32)
         with recorded(position) as program:
             self._result = walk(self._carrier)
         self._program = program()
 
-    def fits(self, key: tuple[int, ...]) -> bool:
-        """Return whether the program may be run for a position with this key."""
-        return key == self._key and self._program.fits()
+    def fits(self) -> bool:
+        """Return whether the program may still be run."""
+        return self._program.fits()
 
     def run(self, carrier: Carrier, position: int) -> Carrier:
         """Return the carrier after the step, float32 ``[1, hidden]``."""
