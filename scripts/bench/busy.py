@@ -67,7 +67,7 @@ def main() -> None:
     vocab = make_plan(container, "target", Full()).component.vocab_size
     ids, steps = pseudo_random_ids(1, vocab), given.decode_tokens
     room = len(ids) + steps
-    specs = [larql_arm(container, given.threads, room, given.activations, given.kv)]
+    specs = [larql_arm(container, given.threads, room, given.activations, given.kv, False)]
     if given.against:
         source = peer_source(container, given.source, SilentProgress())
         specs += [peer_arm(name, source, given.threads, room) for name in given.against]

@@ -409,7 +409,7 @@ def test_larqls_arm_counts_the_bytes_of_its_keys_and_values(
     options = {"container": str(containers["llama"].path), "threads": 2, "room": 100}
     found = []
     for kv in ("f32", "f16"):
-        facts = load({**options, "activations": "f32", "kv": kv}).facts
+        facts = load({**options, "activations": "f32", "kv": kv, "prefault": False}).facts
         assert facts["kv"] == kv
         (state,) = cast("list[dict[str, int]]", facts["state"])
         found.append(state["bytes_per_position"])
@@ -423,7 +423,7 @@ def test_larqls_arm_brings_weights_in_where_it_is_told(
     monkeypatch.setattr(Segment, "prefault", lambda segment, tensor: made.append(tensor))
     options = {"threads": 2, "room": 4, "activations": "f32"}
     for prefault in (False, True):
-        spec = larql_arm(containers["llama"], 2, 4, "f32", prefault)
+        spec = larql_arm(containers["llama"], 2, 4, "f32", "f32", prefault)
         said = json.loads(spec.command[-1])
         assert said.items() >= {**options, "prefault": prefault}.items()
         load(said)
