@@ -139,7 +139,8 @@ def log_sum_exp(x: npt.NDArray[np.float32]) -> npt.NDArray[np.float64]:
         raise ValueError(f"x must have rows of at least one column, found shape {x.shape}")
     found = np.empty((x.shape[0], 2), np.float64)
     parameters = np.array(
-        [float_matrix(x, x.shape, "x"), x.shape[1], address(found), address(powers_of_two())], np.int64
+        [float_matrix(x, x.shape, "x"), x.shape[1], address(found), address(powers_of_two())],
+        np.int64,
     )
     launch(_compiled(), parameters, x.shape[0])
     return found[:, 0] + logarithm(found[:, 1])

@@ -99,7 +99,7 @@ class Survey:
 
 @device
 def _insert(value: Any, column: int, logits: int, columns: int, count: int) -> None:
-    """Put a logit larger than the last of `count` descending ones among them; the last drops out."""
+    """Put a logit among `count` descending ones, of which the last drops out."""
     at = count - 1
     while at > 0 and load_f32(logits + (at - 1) * 4) < value:
         store_f32(logits + at * 4, load_f32(logits + (at - 1) * 4))
@@ -209,14 +209,14 @@ def survey(x: npt.NDArray[np.float32], first: int, found: Survey) -> None:
         raise ValueError(f"x must be {rows} rows of at least one column, found shape {x.shape}")
     top, marked = found.top_logits.shape[1], len(found.columns)
     place = float_matrix(x, x.shape, "x")
-    arrays = (
+    arrays: tuple[npt.NDArray[Any], ...] = (
         found.top_logits, found.top_columns, found.columns, found.marks, found.before,
         powers_of_two(),
     )  # fmt: skip
     parameters = np.array(
         [
             place, x.shape[1], first, address(found.total), address(found.broken),
-            address(found.largest), top, marked, *map(address, arrays),
+            address(found.largest), top, marked, *[address(array) for array in arrays],
         ],
         np.int64,
     )  # fmt: skip

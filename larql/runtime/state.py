@@ -8,8 +8,9 @@ queries may see, nor one that the state before the block still needs.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -76,6 +77,11 @@ class KvRegion:
         self.keys[slots] = keys
         self.values[slots] = values
 
+    def key_rows(self, positions: npt.NDArray[np.int64]) -> Floats:
+        """Return the keys of positions that the region holds, ``[n, heads, key_dim]``."""
+        rows: Floats = self.keys[positions % self.capacity]
+        return rows
+
     def kept(self, length: int) -> npt.NDArray[np.int64]:
         """Return the positions that a state of ``length`` positions still needs, ascending."""
         window = self.spec.window
@@ -106,6 +112,38 @@ class StateSnapshot:
 
     length: int
     regions: tuple[KvSnapshot, ...]
+
+    def changed(self, region: int, *, keys: Floats, values: Floats) -> StateSnapshot:
+        """Return a snapshot with other rows in one region, to be restored in place of this one.
+
+        Parameters
+        ----------
+        region : int
+            Number of the region, in layer order.
+        keys, values : ndarray, shapes as in :attr:`regions`
+
+        Raises
+        ------
+        UsageError
+            If the rows have another shape.
+        """
+        old = self.regions[region]
+        if keys.shape != old.keys.shape or values.shape != old.values.shape:
+            raise UsageError(
+                f"region {region} holds keys {old.keys.shape} and values {old.values.shape}, found "
+                f"{keys.shape} and {values.shape}"
+            )
+        new = replace(old, keys=keys.astype(old.keys.dtype), values=values.astype(old.values.dtype))
+        regions = (*self.regions[:region], new, *self.regions[region + 1 :])
+        return StateSnapshot(self.length, regions)
+
+    def sha256(self) -> str:
+        """Return the sha256 of the length and all rows with their positions, little-endian."""
+        digest = hashlib.sha256(self.length.to_bytes(8, "little"))
+        for region in self.regions:
+            for part in (region.positions, region.keys, region.values):
+                digest.update(np.ascontiguousarray(part, part.dtype.newbyteorder("<")).tobytes())
+        return digest.hexdigest()
 
 
 class State:
