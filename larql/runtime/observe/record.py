@@ -99,11 +99,7 @@ class RecordWriter:
     def take(self, event: Event) -> None:
         """Add an event to the log."""
         if isinstance(event, CarrierWrite):
-            follows = self._writes and (
-                (self._writes[-1].position, self._writes[-1].write + 1)
-                == (event.position, event.write)
-            )
-            if not follows:
+            if self._writes and not _follows(self._writes[-1], event):
                 self._end_writes()
             self._writes.append(event)
             return
@@ -162,6 +158,13 @@ class RecordWriter:
                 self._stream.write(data)
             except OSError as error:
                 raise explain_os_error(error, self._path) from None
+
+
+def _follows(last: CarrierWrite, event: CarrierWrite) -> bool:
+    """Return whether a write may stand on the same line as the one before it."""
+    return (event.position, event.write, len(event.projection)) == (
+        last.position, last.write + 1, len(last.projection)
+    )  # fmt: skip
 
 
 class RecordReader:
