@@ -33,8 +33,10 @@ from larql.runtime.run import RunOptions, open_run
 from larql.runtime.session import Session
 from larql.runtime.slices import LayerRange
 from larql.runtime.taps import Routing
+from tests.builders.containers import copy_container, edit_graph
 from tests.runtime.observing import Events, Means, Rows, everything, readouts, recorded
 from tests.runtime.test_invariants import TOKENS, all_logits, assert_same_bits, run_of
+from tests.test_architecture import family_names
 
 
 def test_observed_logits_are_the_unobserved_ones(container: Container, numerics: str) -> None:
@@ -119,6 +121,42 @@ def test_the_last_lens_is_the_logits(container: Container, numerics: str) -> Non
         ranks = np.array(row["ranks"])
         assert (ranks[order] == np.arange(1, len(logits) + 1)).all()
         np.testing.assert_allclose(row["log_probabilities"], logits - total, rtol=0, atol=1e-12)
+
+
+@pytest.fixture(scope="module")
+def scaled(containers: dict[str, Container], tmp_path_factory: pytest.TempPathFactory) -> Container:
+    """A container whose blocks are scaled and whose logits are multiplied and capped."""
+    at = copy_container(containers["llama"].path, tmp_path_factory.mktemp("scaled") / "x.vindex3")
+
+    def change(graph: Any) -> None:
+        component = graph["components"][0]
+        component["head"] |= {"softcap": 30.0, "multiplier": 0.125}
+        for layer in component["layers"]:
+            for block in layer["blocks"]:
+                block["residual_scale"] = 0.22
+
+    return Container(edit_graph(at, change))
+
+
+def test_the_last_lens_is_the_logits_through_scales_and_a_softcap(
+    scaled: Container, numerics: str
+) -> None:
+    test_the_last_lens_is_the_logits(scaled, numerics)
+    test_probabilities_sum_to_one_at_every_depth(scaled, numerics)
+    run = run_of(scaled, numerics)
+    plain = all_logits(run, TOKENS)
+    assert np.abs(plain).max() < 30.0
+    other = run_of(scaled, numerics)
+    session = Session(
+        other.prepared, 64, None, Observation(other.prepared, Declaration(), Events())
+    )
+    assert_same_bits(session.logits(session.advance(TOKENS)), plain)
+
+
+def test_every_family_of_the_build_is_observed(containers: dict[str, Container]) -> None:
+    """Tests above run on each of these containers; a new family needs one."""
+    for family in family_names():
+        assert any(name.startswith(family.rstrip("0123456789")) for name in containers), family
 
 
 def test_probabilities_sum_to_one_at_every_depth(container: Container, numerics: str) -> None:
