@@ -175,8 +175,11 @@ def _check(
         raise UsageError("--basis-seed draws the basis of --basis-dims; give its number of rows")
     if (capture is None) != (capture_out is None):
         raise UsageError("--capture and --capture-out go together: what to keep, and where")
-    if capture_out is not None and capture_out.is_dir():
-        raise UsageError(f"{capture_out}: is a directory; expected a file name")
+    for path in (capture_out, record):
+        if path is not None and path.is_dir():
+            raise UsageError(f"{path}: is a directory; expected a file name")
+        if path is not None and not path.parent.is_dir():
+            raise UsageError(f"{path}: the directory {path.parent} does not exist; create it first")
     if record is not None and record.exists() and not force:
         raise UsageError(f"{record}: exists; give --force to replace it, or choose another path")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, BinaryIO
 
 from larql.errors import TokenizerError, UsageError
 from larql.format.container import Container
@@ -253,12 +253,14 @@ class Model:
         names = None if tokenizer is None else tokenizer.token_text
         room = len(tokens) + max(0, generate - 1) if context is None else context
         with ExitStack() as stack:
-            stream = None
-            if record is not None:
-                stream = (record, stack.enter_context(create_record(record, force=force)))
+
+            def opened() -> tuple[Path, BinaryIO]:
+                assert record is not None
+                return record, stack.enter_context(create_record(record, force=force))
+
             return observe(
                 self.run, extent, declaration, sinks, context=room, run_id=run_id, names=names,
-                record=stream, progress=progress,
+                record=None if record is None else opened, progress=progress,
             )  # fmt: skip
 
     def dump(self, tokens: Sequence[int] | str) -> Planes:

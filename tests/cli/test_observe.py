@@ -151,6 +151,10 @@ def test_a_lens_on_broken_logits_warns(llama: Path, tmp_path: Path, cli: Run) ->
         (["--lens-tokens", "x"], "--lens-tokens: entry 0"),
         (["--intervene", "absent.json"], "cannot be read as JSON"),
         (["--lens-top-k", "0"], "0"),
+        (["--record", "r.jsonl", "--capture", "9.ffn@0", "--capture-out", "x"], "no site 9.ffn"),
+        (["--record", "absent/r.jsonl"], "absent does not exist; create it first"),
+        (["--record", "."], "is a directory"),
+        (["--capture", "1.ffn@0", "--capture-out", "absent/c"], "absent does not exist"),
     ],
 )
 def test_what_is_refused(

@@ -26,7 +26,7 @@ def hashes(found: dict[str, np.ndarray]) -> dict[str, str]:  # type: ignore[type
 
 def digests(few: bool) -> dict[str, str]:
     """Return a hash of each kernel's result on fixed operands; of the first ones where `few`."""
-    from larql.kernels import activation, attention, norm, product, product_q8, rope
+    from larql.kernels import activation, attention, norm, product, product_q8, rope, survey
     from larql.kernels.encodings import BLOCKS
 
     generator = np.random.default_rng(5)
@@ -64,12 +64,17 @@ def digests(few: bool) -> dict[str, str]:
     attention.attend(
         floats(3, 4, 16), ring, floats(90, 2, 16), 80, 0, 0.25, 2.0, None, found["attention"]
     )
+    rows = floats(3, 203) * np.float32(9)
+    seen = survey.Survey.begin(np.array([3, 200]), rows[:, [3, 200]], 5)
+    for first in range(0, 203, 100):
+        survey.survey(np.ascontiguousarray(rows[:, first : first + 100]), first, seen)
+    found |= {"survey": seen.total, "ranks": seen.before, "top": seen.top_columns}
     return hashes(found)
 
 
 def assembly() -> str:
     """Return the machine code of the kernels run above, as text."""
-    from larql.kernels import activation, attention, attention_block, norm, product, rope
+    from larql.kernels import activation, attention, attention_block, norm, product, rope, survey
     from larql.kernels import product_q8 as integers
 
     kernels = (
@@ -84,6 +89,7 @@ def assembly() -> str:
         attention._attend_tokens,
         attention._attend_blocks,
         attention_block._rows,
+        survey._row,
     )
     return "\n".join(
         text

@@ -84,6 +84,6 @@ def recorded(
         declaration,
         [],
         context=len(tokens) + generate,
-        record=(Path("memory"), stream),
+        record=lambda: (Path("memory"), stream),
     )
     return stream.getvalue(), found

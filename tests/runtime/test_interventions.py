@@ -240,6 +240,21 @@ def test_declarations_that_are_wrong(entry: Any, problem: str, tmp_path: Path) -
     assert "\n" not in str(error.value)
 
 
+def test_what_is_changed_unless_the_declaration_says(tmp_path: Path) -> None:
+    path, zeros = tmp_path / "i.json", [0.0] * 4
+    entries = [
+        {"site": "0.ffn", "do": "zero"},
+        {"site": "0.ffn", "do": "scale", "factor": 2},
+        {"site": "0.ffn", "do": "add", "vector": zeros},
+        {"site": "0.ffn", "do": "replace", "vector": zeros},
+        {"site": "0.ffn", "do": "zero", "target": "carrier"},
+    ]
+    path.write_text(json.dumps({"interventions": entries}))
+    made = load_interventions(path, 4)
+    assert [one.target for one in made] == ["write", "write", "carrier", "carrier", "carrier"]
+    assert all(one.positions is None for one in made)
+
+
 @pytest.mark.parametrize("text", ["", "[]", '{"interventions": []}', '{"a": 1}', "{"])
 def test_files_that_are_no_declarations(text: str, tmp_path: Path) -> None:
     path = tmp_path / "i.json"

@@ -85,6 +85,16 @@ def test_an_observed_run_is_arrays_and_so_is_its_record(model: Model, tmp_path: 
         larql.read_record(record)
 
 
+def test_what_does_not_fit_leaves_no_record(model: Model, tmp_path: Path) -> None:
+    record = tmp_path / "r.jsonl"
+    made = Intervention(WriteSite(9, "ffn"), None, "zero", "write")
+    with pytest.raises(UsageError, match="no site"):
+        model.observe(TOKENS, declaration=Declaration(interventions=(made,)), record=record)
+    with pytest.raises(UsageError, match="token 256 at position 1"):
+        model.observe([1, 256], record=record)
+    assert not record.exists()
+
+
 def test_by_default_the_lens_is_armed_everywhere(model: Model) -> None:
     seen = model.observe(TOKENS[:3])
     assert seen.lens is not None

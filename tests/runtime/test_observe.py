@@ -96,7 +96,7 @@ def test_the_context_changes_no_byte_of_a_record(container: Container) -> None:
         everything(run),
         [],
         context=300,
-        record=(Path("memory"), stream),
+        record=lambda: (Path("memory"), stream),
     )
     assert stream.getvalue() == recorded(run, TOKENS, everything(run))[0]
 

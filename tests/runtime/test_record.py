@@ -118,7 +118,7 @@ def test_a_record_replays_to_the_events_of_the_run(
     with create_record(path, force=False) as stream:
         found = observe(
             run, Extent(tuple(TOKENS), 3), everything(run), [sink], context=64,
-            record=(path, stream),
+            record=lambda: (path, stream),
         )  # fmt: skip
     reader = RecordReader(path)
     assert list(reader.events()) == sink.all
@@ -263,7 +263,7 @@ def test_a_failing_run_leaves_a_receipt_that_is_not_complete(
     with pytest.raises(KeyboardInterrupt):
         observe(
             run, Extent(tuple((TOKENS * 3)[:100])), Declaration(), [], context=100,
-            record=(Path("memory"), stream),
+            record=lambda: (Path("memory"), stream),
         )  # fmt: skip
     reader, events = read(tmp_path / "r.jsonl", stream.getvalue())
     assert reader.receipt is not None and not reader.receipt.complete
@@ -293,7 +293,7 @@ run = open_run(Container(Path(sys.argv[1])), RunOptions())
 path = Path(sys.argv[2])
 with create_record(path, force=False) as stream:
     observe(run, Extent(tuple(range(200))), Declaration(), [Killer()], context=200,
-            record=(path, stream))
+            record=lambda: (path, stream))
 """
 
 

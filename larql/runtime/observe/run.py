@@ -17,13 +17,16 @@ from larql.runtime.observe.declaration import Declaration, Extent, header_of
 from larql.runtime.observe.events import End, Event, EventSink, PositionDone, Readout
 from larql.runtime.observe.observation import MOST_POSITIONS, Observation
 from larql.runtime.observe.record import Receipt, RecordWriter
+from larql.runtime.plan import check_tokens
 from larql.runtime.run import Run
 from larql.runtime.sampling import greedy, top_tokens
 from larql.runtime.session import Session
 
-__all__ = ["Observed", "observe"]
+__all__ = ["Observed", "OpenRecord", "observe"]
 
 Names = Callable[[int], str]
+# Opens the file of a record when all else is known to fit, so that a refusal leaves none behind.
+OpenRecord = Callable[[], tuple[Path, BinaryIO]]
 
 
 @dataclass(frozen=True)
@@ -52,20 +55,20 @@ class Observed:
 class _Tee:
     """Passes events on to several sinks, and notes the tokens that they name."""
 
-    def __init__(self, sinks: Sequence[EventSink]) -> None:
+    def __init__(self) -> None:
         self.tokens: set[int] = set()
-        self._sinks = sinks
+        self.sinks: Sequence[EventSink] = ()
 
     def take(self, event: Event) -> None:
         if isinstance(event, PositionDone) and event.token is not None:
             self.tokens.add(event.token)
         elif isinstance(event, Readout):
             self._note(event.values.get("top"))
-        for sink in self._sinks:
+        for sink in self.sinks:
             sink.take(event)
 
     def flush(self) -> None:
-        for sink in self._sinks:
+        for sink in self.sinks:
             sink.flush()
 
     def _note(self, top: object) -> None:
@@ -82,7 +85,7 @@ def observe(
     context: int,
     run_id: str | None = None,
     names: Names | None = None,
-    record: tuple[Path, BinaryIO] | None = None,
+    record: OpenRecord | None = None,
     progress: Progress | None = None,
 ) -> Observed:
     """Run tokens under observation.
@@ -102,8 +105,8 @@ def observe(
     run_id : str or None
     names : callable or None
         Displays a token; its answers end the record.
-    record : (Path, binary stream) or None
-        Where the record is written, as it comes to be.
+    record : callable or None
+        Opens what the record is written to, as it comes to be, and says what to call it.
     progress : Progress or None
         Told of positions.
 
@@ -113,13 +116,15 @@ def observe(
         As the session does. The record then ends with a receipt that is not complete.
     """
     header = header_of(run, extent, declaration, run_id)
-    path, stream = record or (None, None)
-    writer = RecordWriter(header, stream, path)
-    tee = _Tee([writer, *sinks])
+    check_tokens(extent.tokens, run.prepared.plan.component.vocab_size)
+    tee = _Tee()
     observation = Observation(run.prepared, declaration, tee)
+    session = Session(run.prepared, context, run.options.chunk, observation)
+    path, stream = (None, None) if record is None else record()
+    writer = RecordWriter(header, stream, path)
+    tee.sinks = (writer, *sinks)
     complete = False
     try:
-        session = Session(run.prepared, context, run.options.chunk, observation)
         row, generated = _steps(run, session, extent, progress)
         end = _end(run, session, extent, row, generated, tee.tokens, names)
         tee.take(end)
