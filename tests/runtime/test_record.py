@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import io
 import json
 import os
 import signal
@@ -17,6 +18,7 @@ from hypothesis import strategies as st
 
 from larql.errors import CheckFailed, OutputError, RecordError
 from larql.format.container import Container
+from larql.runtime.observe.basis import seeded_basis
 from larql.runtime.observe.declaration import Declaration, Extent, header_of
 from larql.runtime.observe.events import (
     CarrierWrite,
@@ -31,9 +33,14 @@ from larql.runtime.observe.events import (
     RoutingTrace,
     Truncated,
 )
+from larql.runtime.observe.interventions import Intervention
 from larql.runtime.observe.lens import Lens
 from larql.runtime.observe.lines import encode_line, events_of, line_of
 from larql.runtime.observe.record import RecordReader, RecordWriter, create_record
+from larql.runtime.observe.sites import WriteSite
+from larql.runtime.observe.soundness import fingerprint
+from larql.runtime.observe.summary import FinalPosition, summarize
+from larql.runtime.observe.view import view_of
 from tests.runtime.observing import Events, everything, recorded
 from tests.runtime.test_invariants import TOKENS, run_of
 
@@ -95,17 +102,19 @@ WRITES = st.builds(
 
 @example(events=[CarrierWrite(0, 0, 1.0, 1.0), CarrierWrite(0, 1, 1.0, 1.0, (1.5, None))])
 @given(events=st.lists(EVENTS | WRITES | WRITES, max_size=8))
-def test_any_events_come_back(events: list[Event], tmp_path_factory: Any) -> None:
-    path = tmp_path_factory.mktemp("record") / "r.jsonl"
-    with path.open("wb") as stream:
-        writer = RecordWriter({"sites": []}, stream, path)
-        for event in events:
-            writer.take(event)
-        receipt = writer.receipt(complete=True, readers={}, fired=(), environment={})
-    reader = RecordReader(path)
-    assert list(reader.events()) == events
-    assert (reader.problems, reader.receipt) == ([], receipt)
-    assert receipt.events == len(events)
+def test_any_events_come_back_from_their_lines(events: list[Event]) -> None:
+    stream = io.BytesIO()
+    writer = RecordWriter({}, stream)
+    for event in events:
+        writer.take(event)
+    writer.flush()
+    found: list[Event] = []
+    for line in stream.getvalue().splitlines()[1:]:
+        seq, decoded = events_of(json.loads(line))
+        assert seq == len(found)
+        found += decoded
+    assert found == events
+    assert writer.events == len(events)
 
 
 def test_a_record_replays_to_the_events_of_the_run(
@@ -245,8 +254,6 @@ def test_a_record_that_was_cut_is_read_to_its_last_whole_line(
 def test_a_failing_run_leaves_a_receipt_that_is_not_complete(
     containers: dict[str, Container], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    import io
-
     from larql.runtime.observe.run import observe
 
     run = run_of(containers["llama"], "production")
@@ -337,3 +344,85 @@ def test_statistics_of_a_long_run_stay_small(
     data, found = recorded(run, (TOKENS * 8)[:256], Declaration())
     writes = 1 + 2 * len(run.prepared.plan.layers)
     assert len(data) / found.receipt.positions < 160 + 24 * writes
+
+
+def _paths(value: Any, at: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+    """Name every value of a JSON document by the keys that lead to it."""
+    items: Any = ()
+    if isinstance(value, dict):
+        items = value.items()
+    elif isinstance(value, list):
+        items = enumerate(value[:3])
+    return [at, *(path for key, item in items for path in _paths(item, (*at, key)))]
+
+
+def _replaced(value: Any, path: tuple[Any, ...], new: Any) -> Any:
+    if not path:
+        return new
+    copy = value.copy()
+    copy[path[0]] = _replaced(value[path[0]], path[1:], new)
+    return copy
+
+
+@pytest.mark.parametrize("new", [None, -1, 10**9, "x", [], {}, [[None, "embed"], ["1", "ffn"]]])
+def test_wrong_values_are_refused_or_told_and_never_a_defect(
+    new: Any, containers: dict[str, Container], tmp_path: Path
+) -> None:
+    """A hash that is right does not make a record sound: each value in turn is something else."""
+    run = run_of(containers["llama"], "production")
+    declared = Declaration(
+        (Lens(run.prepared, [0, 1], tokens=[4], top=2),),
+        basis=seeded_basis(2, 64, 0),
+        interventions=(Intervention(WriteSite(0, "ffn"), None, "zero", "write"),),
+    )
+    lines = recorded(run, [1, 2], declared, generate=2)[0].splitlines()
+    seen = set()
+    for number, text in enumerate(lines):
+        line = json.loads(text)
+        if number and (line["kind"] in seen or seen.add(line["kind"])):
+            continue
+        for path in _paths(line):
+            changed = _replaced(line, path, new)
+            if number == 0 and isinstance(changed, dict) and "identity" in changed:
+                identity = changed["identity"]
+                changed = changed | {"provenance_fingerprint": fingerprint(identity)}
+            made = [encode_line(json.loads(other)) for other in lines]
+            made[number] = json.dumps(changed, separators=(",", ":")).encode() + b"\n"
+            data = made[:-1] if number == len(lines) - 1 else [_forged(made)]
+            path_of = tmp_path / "r.jsonl"
+            try:
+                reader, events = read(path_of, b"".join(data))
+            except RecordError:
+                continue
+            final = FinalPosition()
+            for event in events:
+                final.take(event)
+            summarize(reader.header, final, reader.receipt, None)
+            view_of(reader.header, reader.receipt, events)
+
+
+def test_the_fingerprint_is_checked(record: bytes, tmp_path: Path) -> None:
+    first, rest = record.split(b"\n", 1)
+    header = json.loads(first)
+    header["identity"]["generate"] = 9
+    with pytest.raises(RecordError, match="line 1 provenance_fingerprint: is not the hash"):
+        read(tmp_path / "r.jsonl", encode_line(header) + rest)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "problem"),
+    [
+        (b'"write":2', b'"write":9', "the run has 7 sites"),
+        (b'"projection":[[', b'"projection":[[0,', "does not fit the basis"),
+        (b'"ranks":[', b'"ranks":[1,', "not a readout of the lens"),
+        (b'"top":[[', b'"top":[[', ""),
+        (b'"values":{"top"', b'"values":{"pot"', "not a readout of the lens"),
+    ],
+)
+def test_events_that_do_not_belong_to_the_header(
+    old: bytes, new: bytes, problem: str, record: bytes, tmp_path: Path
+) -> None:
+    assert old in record
+    lines = _lines(record.replace(old, new, 1))
+    reader, _ = read(tmp_path / "r.jsonl", _forged(lines))
+    assert (problem in reader.problems[0]) if problem else not reader.problems

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -12,6 +10,7 @@ from larql.runtime.observe.capture import CaptureRequest
 from larql.runtime.observe.interventions import Intervention, interventions_sha256
 from larql.runtime.observe.readers import Reader
 from larql.runtime.observe.sites import write_sites
+from larql.runtime.observe.soundness import fingerprint
 from larql.runtime.run import Run
 
 __all__ = ["Declaration", "Extent", "header_of"]
@@ -74,11 +73,10 @@ def header_of(
     unless one is given.
     """
     identity = _identity(run, extent, declaration)
-    text = json.dumps(identity, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
-    fingerprint = hashlib.sha256(text.encode("utf-8", "backslashreplace")).hexdigest()
+    identity_hash = fingerprint(identity)
     return {
-        "run_id": run_id or fingerprint[:16],
-        "provenance_fingerprint": fingerprint,
+        "run_id": run_id or identity_hash[:16],
+        "provenance_fingerprint": identity_hash,
         "identity": identity,
         "sites": [[site.layer, site.site] for site in write_sites(run.prepared.plan)],
     }

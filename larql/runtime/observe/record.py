@@ -17,6 +17,7 @@ from larql.errors import CheckFailed, OutputError, RecordError
 from larql.format.atomic import explain_os_error
 from larql.runtime.observe.events import CarrierWrite, Event, PositionDone
 from larql.runtime.observe.lines import encode_line, events_of, line_of, writes_line
+from larql.runtime.observe.soundness import check_event, check_header
 
 __all__ = ["SCHEMA", "VERSION", "Receipt", "RecordReader", "RecordWriter", "create_record"]
 
@@ -215,7 +216,12 @@ class RecordReader:
                 f"{self.path}: is a run record of version {header.get('version')!r:.40}; this "
                 f"build reads version {VERSION}"
             )
-        return {key: value for key, value in header.items() if key not in _HEADER_TAGS}
+        fields = {key: value for key, value in header.items() if key not in _HEADER_TAGS}
+        try:
+            check_header(fields)
+        except RecordError as error:
+            raise RecordError(f"{self.path}: line 1 {error}") from None
+        return fields
 
     def events(self) -> Iterator[Event]:
         """Yield the events of the record, up to its end or the first line that is not whole."""
@@ -249,6 +255,8 @@ class RecordReader:
         seq, events = events_of(line)
         if seq != self.seen_events:
             raise RecordError(f"begins with event {seq}, expected {self.seen_events}")
+        for event in events:
+            check_event(self.header, event)
         self.seen_events += len(events)
         self.seen_positions += sum(isinstance(event, PositionDone) for event in events)
         return events
