@@ -11,6 +11,7 @@
     │   └── GenerationError       a schema version this build or this loader does not read
     ├── TokenizerError            text and tokens cannot be converted
     ├── FetchError                a hub or a package index did not give what was asked
+    ├── RecordError               a file that is not a run record, or not one of this version
     ├── OutputError               an output path cannot be written or must not be replaced
     ├── PlatformError             the machine or installation lacks what a command needs
     ├── Refusal                   an operation will not run; carries a RefusalKind
@@ -37,6 +38,7 @@ __all__ = [
     "LarqlError",
     "OutputError",
     "PlatformError",
+    "RecordError",
     "Refusal",
     "RefusalKind",
     "ResidencyRefusal",
@@ -89,6 +91,10 @@ class TokenizerError(LarqlError):
 
 class FetchError(LarqlError):
     """A hub or package index that did not give what was asked of it."""
+
+
+class RecordError(LarqlError):
+    """A file that cannot be read as a run record."""
 
 
 class OutputError(LarqlError):

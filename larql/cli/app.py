@@ -57,6 +57,7 @@ class Group:
 
 
 _EXEC = Command("Run a model over tokens or a prompt, and report logits.", "larql.cli.exec")
+_OBSERVE = Command("Run tokens and see what happens inside: norms, the lens.", "larql.cli.observe")
 
 COMMANDS: Mapping[str, Command | Group] = MappingProxyType(
     {
@@ -74,11 +75,16 @@ COMMANDS: Mapping[str, Command | Group] = MappingProxyType(
             "Measure speed and memory, alone or beside other engines.", "larql.cli.bench"
         ),
         "exec": _EXEC,
+        "observe": _OBSERVE,
         "vindex3": Group(
             "Commands on VINDEX3 containers.",
             MappingProxyType(
                 {
                     "exec": _EXEC,
+                    "observe": _OBSERVE,
+                    "replay": Command(
+                        "Verify a run record and print it again.", "larql.cli.replay"
+                    ),
                     "ops": Command(
                         "List a container's plan, operation by operation.", "larql.cli.ops"
                     ),

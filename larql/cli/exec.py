@@ -86,6 +86,14 @@ Resume = Annotated[
         show_default=False,
     ),
 ]
+Sites = Annotated[
+    bool,
+    typer.Option(
+        "--sites",
+        help="With --dump-layers: write the hidden states after each layer's attention too.",
+        show_default=False,
+    ),
+]
 
 
 def command(
@@ -102,6 +110,7 @@ def command(
     top_k: TopK = 5,
     logit_dump: LogitDump = None,
     dump_layers: DumpLayers = None,
+    sites: Sites = False,
     resume: Resume = False,
     backend: BackendOption = Backend.PRODUCTION,
     activations: Activations = ActivationKind.F32,
@@ -126,7 +135,7 @@ def command(
     larql exec model.vindex3 --tokens 1,2,3 --draft-depth 4
     """
     output = output_of(ctx)
-    _check_dumps(logit_dump, dump_layers, resume, generate)
+    _check_dumps(logit_dump, dump_layers, resume or sites, generate)
     container = open_model(model, output)
     source = TextSource(tokens, tokens_file, prompt, prompt_file)
     from larql.runtime.plan import check_tokens, make_plan
@@ -150,7 +159,7 @@ def command(
     )
     run = start_run(container, options, output)
     if dump_layers is not None:
-        _dump_layers(run, given, dump_layers, resume, output)
+        _dump_layers(run, given, dump_layers, resume, sites, output)
         return
     session = run.session(room)
     ends = end_ids(container, given.tokenizer) if generate else ()
@@ -165,10 +174,10 @@ def command(
 
 
 def _check_dumps(
-    logit_dump: Path | None, dump_layers: Path | None, resume: bool, generate: int
+    logit_dump: Path | None, dump_layers: Path | None, of_layers: bool, generate: int
 ) -> None:
-    if resume and dump_layers is None:
-        raise UsageError("--resume continues a --dump-layers; give the directory with it")
+    if of_layers and dump_layers is None:
+        raise UsageError("--resume and --sites belong to --dump-layers; give the directory with it")
     if dump_layers is not None and (logit_dump is not None or generate):
         raise UsageError(
             "--dump-layers writes the logits too; it does not go with --logit-dump or --generate"
@@ -263,11 +272,13 @@ def _text(given: Given, token: int) -> str | None:
     return None if given.tokenizer is None else given.tokenizer.token_text(token)
 
 
-def _dump_layers(run: Run, given: Given, directory: Path, resume: bool, output: Output) -> None:
+def _dump_layers(
+    run: Run, given: Given, directory: Path, resume: bool, sites: bool, output: Output
+) -> None:
     from larql.runtime.layer_dump import MANIFEST_NAME, dump_layers
 
     with render.progress(output) as progress:
-        made = dump_layers(run, given.ids, directory, resume=resume, progress=progress)
+        made = dump_layers(run, given.ids, directory, resume=resume, progress=progress, sites=sites)
     if output.json:
         render.document(
             output,

@@ -20,30 +20,41 @@ from larql.kernels.memory import load_f32, load_f64, load_i64, store_f64
 from larql.kernels.threads import launch
 from larql.kernels.vector import fma
 
-__all__ = ["log_sum_exp"]
+__all__ = [
+    "LN2_HIGH",
+    "LN2_LOW",
+    "LOG2_E",
+    "ROUND",
+    "SERIES",
+    "exp_double",
+    "log_sum_exp",
+    "logarithm",
+    "powers_of_two",
+]
 
-_ROUND = 6755399441055744.0  # 1.5 * 2^52: adding and subtracting it rounds to an integer
-_LOG2_E = 1.4426950408889634
-_LN2_HIGH, _LN2_LOW = 0.6931471803691238, 1.9082149292705877e-10
+ROUND = 6755399441055744.0  # 1.5 * 2^52: adding and subtracting it rounds to an integer
+LOG2_E = 1.4426950408889634
+LN2_HIGH, LN2_LOW = 0.6931471803691238, 1.9082149292705877e-10
 _LEAST = -745.0
 _POWERS = 1076
 _E2, _E3, _E4, _E5, _E6, _E7, _E8, _E9, _E10, _E11, _E12, _E13 = (
     1 / 2, 1 / 6, 1 / 24, 1 / 120, 1 / 720, 1 / 5040, 1 / 40320, 1 / 362880, 1 / 3628800,
     1 / 39916800, 1 / 479001600, 1 / 6227020800,
 )  # fmt: skip
+SERIES = (1.0, 1.0, _E2, _E3, _E4, _E5, _E6, _E7, _E8, _E9, _E10, _E11, _E12, _E13)
 
 
 @device
-def _exp(x: float, powers: int) -> float:
+def exp_double(x: float, powers: int) -> float:
     """Return e to the power ``x`` for x <= 0; NaN stays NaN."""
     if x < _LEAST:
         return 0.0
     if x != x:
         return x
-    shifted = fma(x, _LOG2_E, _ROUND)
-    count = shifted - _ROUND
-    r = fma(count, -_LN2_HIGH, x)
-    r = fma(count, -_LN2_LOW, r)
+    shifted = fma(x, LOG2_E, ROUND)
+    count = shifted - ROUND
+    r = fma(count, -LN2_HIGH, x)
+    r = fma(count, -LN2_LOW, r)
     p = fma(r, _E13, _E12)
     p = fma(p, r, _E11)
     p = fma(p, r, _E10)
@@ -79,12 +90,12 @@ def _row(variant: Any, p: int, task: int, worker: int) -> None:
     whole = columns // 4 * 4
     for i in range(0, whole, 4):
         at = row + i * 4
-        a += _exp(np.float64(load_f32(at)) - largest, powers)
-        b += _exp(np.float64(load_f32(at + 4)) - largest, powers)
-        c += _exp(np.float64(load_f32(at + 8)) - largest, powers)
-        d += _exp(np.float64(load_f32(at + 12)) - largest, powers)
+        a += exp_double(np.float64(load_f32(at)) - largest, powers)
+        b += exp_double(np.float64(load_f32(at + 4)) - largest, powers)
+        c += exp_double(np.float64(load_f32(at + 8)) - largest, powers)
+        d += exp_double(np.float64(load_f32(at + 12)) - largest, powers)
     for i in range(whole, columns):
-        a += _exp(np.float64(load_f32(row + i * 4)) - largest, powers)
+        a += exp_double(np.float64(load_f32(row + i * 4)) - largest, powers)
     store_f64(out + task * 16 + 8, (a + b) + (c + d))
 
 
@@ -94,9 +105,16 @@ def _compiled() -> int:
 
 
 @cache
-def _powers() -> npt.NDArray[np.float64]:
+def powers_of_two() -> npt.NDArray[np.float64]:
     """Return 2 to the power of 0, -1, -2, ..., down to below the least subnormal."""
     return np.array([2.0**-i for i in range(_POWERS)])
+
+
+def logarithm(values: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    """Return the natural logarithm of positive numbers [n], correctly rounded; NaN stays NaN."""
+    context = Context(prec=40)
+    logs = [float(context.ln(Decimal(v))) if v == v else v for v in map(float, values)]
+    return np.array(logs, np.float64)
 
 
 def log_sum_exp(x: npt.NDArray[np.float32]) -> npt.NDArray[np.float64]:
@@ -121,11 +139,8 @@ def log_sum_exp(x: npt.NDArray[np.float32]) -> npt.NDArray[np.float64]:
         raise ValueError(f"x must have rows of at least one column, found shape {x.shape}")
     found = np.empty((x.shape[0], 2), np.float64)
     parameters = np.array(
-        [float_matrix(x, x.shape, "x"), x.shape[1], address(found), address(_powers())], np.int64
+        [float_matrix(x, x.shape, "x"), x.shape[1], address(found), address(powers_of_two())],
+        np.int64,
     )
     launch(_compiled(), parameters, x.shape[0])
-    context = Context(prec=40)
-    logs = [
-        float(context.ln(Decimal(float(total)))) if total == total else total for _, total in found
-    ]
-    return found[:, 0] + np.array(logs, np.float64)
+    return found[:, 0] + logarithm(found[:, 1])

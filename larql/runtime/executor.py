@@ -6,11 +6,14 @@ from larql.format.graph import SoftmaxAttention
 from larql.runtime.backends.base import Backend, Carrier
 from larql.runtime.plan import Plan
 from larql.runtime.state import State
+from larql.runtime.taps import Taps
 
 __all__ = ["traverse"]
 
 
-def traverse(plan: Plan, backend: Backend, state: State, carrier: Carrier) -> Carrier:
+def traverse(
+    plan: Plan, backend: Backend, state: State, taps: Taps | None, carrier: Carrier
+) -> Carrier:
     """Carry hidden states through a plan's layers.
 
     Parameters
@@ -20,6 +23,8 @@ def traverse(plan: Plan, backend: Backend, state: State, carrier: Carrier) -> Ca
         Holds the plan's operands.
     state : State
         Rows of the new positions are stored in its regions; its length is not changed.
+    taps : Taps or None
+        Told of each write to the carrier.
     carrier : float32 ``[T, hidden]``
         Hidden states of positions ``state.length .. state.length + T``.
 
@@ -27,9 +32,14 @@ def traverse(plan: Plan, backend: Backend, state: State, carrier: Carrier) -> Ca
     -------
     float32 ``[T, hidden]``
     """
+    if taps is not None:
+        taps.wrote(carrier)
     for layer in plan.layers:
         for block in layer.blocks:
             keeps_state = isinstance(block.mixer, SoftmaxAttention)
             region = state.region(layer.index) if keeps_state else None
-            carrier = backend.write(block, carrier, region, state.length)
+            inner = None if taps is None else taps.block
+            carrier = backend.write(block, carrier, region, state.length, inner)
+            if taps is not None:
+                taps.wrote(carrier)
     return carrier

@@ -10,8 +10,9 @@ import numpy.typing as npt
 from larql.errors import UsageError
 from larql.runtime.backends.base import Backend, Carrier
 from larql.runtime.plan import Plan
+from larql.runtime.readout import HeadReadout
 
-__all__ = ["logit_rows", "logits"]
+__all__ = ["logit_rows", "logits", "read_out"]
 
 _ROWS_AT_ONCE = 16
 
@@ -33,8 +34,7 @@ def logits(plan: Plan, backend: Backend, carrier: Carrier) -> npt.NDArray[np.flo
     UsageError
         If the plan's slice has no head.
     """
-    if not plan.has_head:
-        raise UsageError("a layer range ends with hidden states; it has no logits")
+    _require_head(plan)
     return backend.logits(plan.component.head, carrier)
 
 
@@ -42,3 +42,35 @@ def logit_rows(plan: Plan, backend: Backend, carrier: Carrier) -> Iterator[npt.N
     """Yield the logits of hidden states a few rows at a time, to bound memory."""
     for first in range(0, len(carrier), _ROWS_AT_ONCE):
         yield logits(plan, backend, carrier[first : first + _ROWS_AT_ONCE])
+
+
+def read_out(
+    plan: Plan, backend: Backend, carrier: Carrier, tokens: npt.NDArray[np.int64], top: int
+) -> HeadReadout:
+    """Read the softmax of hidden states at some tokens, keeping no row of logits.
+
+    Parameters
+    ----------
+    carrier : float32 ``[T, hidden]``
+        The carrier after any write.
+    tokens : int64 ``[m]``
+        Tokens to tell of.
+    top : int
+        How many of the likeliest tokens to tell of, at least 1.
+
+    Returns
+    -------
+    HeadReadout
+
+    Raises
+    ------
+    UsageError
+        If the plan's slice has no head.
+    """
+    _require_head(plan)
+    return backend.read_out(plan.component.head, carrier, tokens, top)
+
+
+def _require_head(plan: Plan) -> None:
+    if not plan.has_head:
+        raise UsageError("a layer range ends with hidden states; it has no logits")

@@ -25,6 +25,7 @@ from larql.provenance import sidecar_path, write_sidecar
 from larql.runtime.dump import DumpHashes, write_dump
 from larql.runtime.head import logit_rows
 from larql.runtime.plan import Plan, check_tokens
+from larql.runtime.planes import SiteWatch
 from larql.runtime.run import Run
 from larql.runtime.session import Session
 from larql.runtime.slices import LayerRange
@@ -69,13 +70,20 @@ class LayerDump:
 
 
 def dump_layers(
-    run: Run, tokens: Sequence[int], directory: Path, *, resume: bool, progress: Progress
+    run: Run,
+    tokens: Sequence[int],
+    directory: Path,
+    *,
+    resume: bool,
+    progress: Progress,
+    sites: bool = False,
 ) -> LayerDump:
     """Write a plane for each layer boundary, then the final norm and the logits.
 
     Plane 0 is the embedding, plane k the carrier after the k-th executed layer; each is float32
-    ``[positions, hidden]`` in ``plane_kkk.npy``. ``manifest.json`` is written last and marks
-    completion.
+    ``[positions, hidden]`` in ``plane_kkk.npy``. With ``sites``, ``plane_kkk_attention.npy`` is the
+    carrier in the middle of the k-th executed layer, after attention. ``manifest.json`` is written
+    last and marks completion.
 
     Parameters
     ----------
@@ -88,6 +96,8 @@ def dump_layers(
         Continue an interrupted dump of the same run.
     progress : Progress
         Told of the layers that are done.
+    sites : bool
+        Write the planes after attention too.
 
     Raises
     ------
@@ -99,12 +109,13 @@ def dump_layers(
     plan = run.prepared.plan
     check_tokens(tokens, plan.component.embed.vocab)
     identity = {key: run.provenance(tokens, len(tokens))[key] for key in _IDENTITY}
+    identity["sites"] = sites
     planes = _open_directory(directory, identity, resume)
     writer = _Writer(run, tokens, directory)
     progress.start("layers", len(plan.layers))
     began = time.perf_counter()
     if planes:
-        writer.keep([_plane_name(k) for k in range(planes)])
+        writer.keep(name for k in range(planes) for name in _plane_names(plan, k, sites))
         carrier, done = _read_plane(directory / _plane_name(planes - 1)), planes - 1
     else:
         ids = np.asarray(tokens, dtype=np.int64)
@@ -112,8 +123,9 @@ def dump_layers(
         writer.write(_plane_name(0), [carrier], carrier.shape[1])
     progress.advance(done)
     for k in range(done, len(plan.layers)):
-        carrier = _run_layer(run, k, carrier)
-        writer.write(_plane_name(k + 1), [carrier], carrier.shape[1])
+        carrier, middle = _run_layer(run, k, carrier, sites)
+        for name, plane in zip(_plane_names(plan, k + 1, sites), (*middle, carrier), strict=True):
+            writer.write(name, [plane], carrier.shape[1])
         progress.advance(1)
     head = plan.component.head
     normed = run.prepared.backend.final_norm(head, carrier)
@@ -138,12 +150,30 @@ def _plane_name(k: int) -> str:
     return f"plane_{k:03d}.npy"
 
 
-def _run_layer(run: Run, k: int, carrier: Plane) -> Plane:
+def _plane_names(plan: Plan, k: int, sites: bool) -> list[str]:
+    """Return the files that end with plane k, in the order in which they are written."""
+    last = _plane_name(k)
+    if not (sites and k and _attends(plan, k - 1)):
+        return [last]
+    return [last.replace(".npy", "_attention.npy"), last]
+
+
+def _attends(plan: Plan, k: int) -> bool:
+    return any(block.site == "attention" for block in plan.layers[k].blocks)
+
+
+def _run_layer(run: Run, k: int, carrier: Plane, sites: bool) -> tuple[Plane, list[Plane]]:
+    """Return the carrier after a layer, and with ``sites`` that after its attention."""
     plan = run.prepared.plan
     layer = plan.layers[k]
     one = Plan(plan.component, LayerRange(layer.index, layer.index + 1), (layer,))
     prepared = dataclasses.replace(run.prepared, plan=one)
-    return Session(prepared, len(carrier), run.options.chunk).advance_hidden(carrier)
+    if not sites:
+        return Session(prepared, len(carrier), run.options.chunk).advance_hidden(carrier), []
+    watch = SiteWatch(run.options.chunk or run.prepared.backend.default_chunk)
+    after = Session(prepared, len(carrier), run.options.chunk, watch).advance_hidden(carrier)
+    kinds = enumerate((block.site for block in layer.blocks), start=1)
+    return after, [watch.carriers()[w] for w, site in kinds if site == "attention"]
 
 
 class _Writer:
@@ -202,6 +232,7 @@ def _open_directory(directory: Path, identity: dict[str, object], resume: bool) 
         _write_json(directory / IDENTITY_NAME, identity)
         return 0
     planes = 0
+    # The plane that ends a layer is written after the one in its middle.
     while {_plane_name(planes), f"{_plane_name(planes)}.json"} <= present:
         planes += 1
     return planes

@@ -35,6 +35,12 @@ class StoredOperand:
     shape: tuple[int, ...]
     data: npt.NDArray[np.uint8]
 
+    def rows_at(self, rows: slice | npt.NDArray[np.int64]) -> StoredOperand:
+        """Return some rows of a matrix as an operand: a view of a slice, a copy of chosen ones."""
+        count, columns = self.shape
+        stored = self.data.reshape(count, self.encoding.row_bytes(columns))[rows]
+        return StoredOperand(self.name, self.encoding, (len(stored), columns), stored.reshape(-1))
+
 
 class OperandStore:
     """Fetches operands of one container.

@@ -12,9 +12,11 @@ from larql.errors import UsageError
 from larql.runtime.backends.base import Carrier
 from larql.runtime.executor import traverse
 from larql.runtime.head import logit_rows, logits
+from larql.runtime.observer import SessionObserver
 from larql.runtime.plan import check_tokens
 from larql.runtime.prepared import PreparedOperands
 from larql.runtime.state import State, StateSnapshot
+from larql.runtime.taps import Taps
 
 __all__ = ["Session"]
 
@@ -29,6 +31,8 @@ class Session:
         Most positions that the session will hold.
     chunk : int or None
         Most positions that are advanced at once; the results do not depend on it.
+    observer : SessionObserver or None
+        Told of everything that the session does.
 
     Raises
     ------
@@ -36,7 +40,13 @@ class Session:
         If ``context`` or ``chunk`` is not positive.
     """
 
-    def __init__(self, prepared: PreparedOperands, context: int, chunk: int | None = None) -> None:
+    def __init__(
+        self,
+        prepared: PreparedOperands,
+        context: int,
+        chunk: int | None = None,
+        observer: SessionObserver | None = None,
+    ) -> None:
         if context < 1:
             raise UsageError(f"--context {context}: expected at least 1 position")
         if chunk is not None and chunk < 1:
@@ -46,6 +56,11 @@ class Session:
         self.context = context
         self.chunk = min(chunk or prepared.backend.default_chunk, context)
         self._backend = prepared.backend
+        self._observer = observer
+        self._single: Taps | None = None
+        self._several: Taps | None = None
+        if observer is not None:
+            self.chunk = min(self.chunk, observer.most)
         self.state = State(
             self._backend.region(spec, context, self.chunk) for spec in self.plan.state()
         )
@@ -79,7 +94,7 @@ class Session:
         check_tokens(tokens, embed.vocab)
         ids = np.asarray(tokens, dtype=np.int64)
         return self._advance(
-            len(ids), lambda first, last: self._backend.embed(embed, ids[first:last])
+            len(ids), lambda first, last: self._backend.embed(embed, ids[first:last]), ids
         )
 
     def advance_hidden(self, hidden: Carrier) -> Carrier:
@@ -110,6 +125,8 @@ class Session:
     def restore(self, snapshot: StateSnapshot) -> None:
         """Return to a snapshot, as if nothing had happened since."""
         self.state.restore(snapshot)
+        if self._observer is not None:
+            self._observer.restored(snapshot)
 
     def can_truncate(self, length: int) -> bool:
         """Return whether :meth:`truncate` to ``length`` positions would succeed."""
@@ -118,8 +135,15 @@ class Session:
     def truncate(self, length: int) -> None:
         """Forget all positions from ``length`` on."""
         self.state.truncate(length)
+        if self._observer is not None:
+            self._observer.truncated(length)
 
-    def _advance(self, count: int, rows: Callable[[int, int], Carrier]) -> Carrier:
+    def _advance(
+        self,
+        count: int,
+        rows: Callable[[int, int], Carrier],
+        tokens: npt.NDArray[np.int64] | None = None,
+    ) -> Carrier:
         if count == 0:
             raise UsageError("no tokens given; a step advances at least one position")
         if self.position + count > self.context:
@@ -130,16 +154,55 @@ class Session:
         # Only a step of several blocks can overwrite rows that the state before it still needs.
         entry = self.state.snapshot() if self.position and count > self.chunk else None
         began = self.position
-        walk = partial(traverse, self.plan, self._backend, self.state)
+        observer = self._observer
+        walk = partial(traverse, self.plan, self._backend, self.state, None)
         parts = []
         try:
+            if observer is not None:
+                observer.begin_step()
             for first in range(0, count, self.chunk):
                 last = min(first + self.chunk, count)
-                parts.append(self._backend.advance(walk, self.plan, self.state, rows(first, last)))
+                if observer is None:
+                    part = self._backend.advance(walk, self.plan, self.state, rows(first, last))
+                else:
+                    ids = None if tokens is None else tokens[first:last]
+                    part = self._observed(observer, rows(first, last), ids)
+                parts.append(part)
                 self.state.length = began + last
+            if observer is not None:
+                observer.end_step()
         except BaseException:
+            if observer is not None:
+                observer.abandon_step()
             if entry is not None:
                 self.state.restore(entry)
             self.state.length = began
             raise
         return parts[0] if len(parts) == 1 else np.concatenate(parts)
+
+    def _observed(
+        self, observer: SessionObserver, carrier: Carrier, tokens: npt.NDArray[np.int64] | None
+    ) -> Carrier:
+        """Advance by one block of positions, and show it to the observer."""
+        start, count = self.position, len(carrier)
+        taps = self._taps_for(observer, count)
+        changes = observer.changes(start, count)
+        taps.begin(changes)
+        walk = partial(traverse, self.plan, self._backend, self.state, taps)
+        if changes is None:
+            carrier = self._backend.advance(walk, self.plan, self.state, carrier)
+        else:
+            # Not by a recorded step: changes are made in between, by other code than kernels.
+            carrier = walk(carrier)
+        observer.saw(start, tokens, taps, self.state)
+        return carrier
+
+    def _taps_for(self, observer: SessionObserver, count: int) -> Taps:
+        if count == 1:
+            # A recorded step copies into the arrays that it was recorded with.
+            if self._single is None:
+                self._single = Taps(self.plan, 1, self._backend.copy, observer.keep)
+            return self._single
+        if self._several is None or self._several.carriers.shape[1] != count:
+            self._several = Taps(self.plan, count, self._backend.copy, observer.keep)
+        return self._several

@@ -9,8 +9,9 @@ the state before the block still needs.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -42,9 +43,17 @@ def needed_rows(spec: KvRows, context: int, block: int) -> int:
 
 @dataclass(frozen=True)
 class KvSnapshot:
-    """A copy of some slots of one region."""
+    """A copy of one region's rows, the same whatever order the region keeps them in.
 
-    slots: npt.NDArray[np.int64]
+    Attributes
+    ----------
+    positions : int64 [n]
+        Absolute positions, ascending.
+    keys : float [n, heads, key_dim]
+    values : float [n, heads, value_dim]
+    """
+
+    positions: npt.NDArray[np.int64]
     keys: Floats
     values: Floats
 
@@ -78,6 +87,27 @@ class KvRegion:
         """Bytes that the region occupies."""
         return int(self.keys.nbytes + self.values.nbytes)
 
+    def key_rows(self, positions: npt.NDArray[np.int64]) -> Floats:
+        """Return the keys of positions that the region holds, ``[n, heads, key_dim]``."""
+        return np.ascontiguousarray(self.keys[self._key_places(positions)])
+
+    def value_rows(self, positions: npt.NDArray[np.int64]) -> Floats:
+        """Return the values of positions that the region holds, ``[n, heads, value_dim]``."""
+        return np.ascontiguousarray(self.values[self._value_places(positions)])
+
+    def _key_places(self, positions: npt.NDArray[np.int64]) -> tuple[Any, ...]:
+        slots = positions // self.unit % len(self.keys)
+        # A slot of several positions has their keys side by side, [heads, key_dim, unit].
+        return (
+            (slots,) if self.unit == 1 else (slots, slice(None), slice(None), positions % self.unit)
+        )
+
+    def _value_places(self, positions: npt.NDArray[np.int64]) -> tuple[Any, ...]:
+        slots = positions // self.unit % len(self.values)
+        # … and their values one after the other, [heads, unit, value_dim and padding].
+        whole, dims = slice(None), slice(self.spec.value_dim)
+        return (slots,) if self.unit == 1 else (slots, whole, positions % self.unit, dims)
+
     def kept(self, length: int) -> npt.NDArray[np.int64]:
         """Return the positions that a state of ``length`` positions still needs, ascending."""
         window = self.spec.window
@@ -85,14 +115,14 @@ class KvRegion:
         return np.arange(first, length, dtype=np.int64)
 
     def snapshot(self, length: int) -> KvSnapshot:
-        """Copy the slots that a state of ``length`` positions needs."""
-        slots = np.unique(self.kept(length) // self.unit % len(self.keys))
-        return KvSnapshot(slots, self.keys[slots], self.values[slots])
+        """Copy the rows that a state of ``length`` positions needs."""
+        positions = self.kept(length)
+        return KvSnapshot(positions, self.key_rows(positions), self.value_rows(positions))
 
     def restore(self, snapshot: KvSnapshot) -> None:
-        """Put the slots of a snapshot back as they were."""
-        self.keys[snapshot.slots] = snapshot.keys
-        self.values[snapshot.slots] = snapshot.values
+        """Put the rows of a snapshot back where they stood."""
+        self.keys[self._key_places(snapshot.positions)] = snapshot.keys
+        self.values[self._value_places(snapshot.positions)] = snapshot.values
 
     def can_truncate(self, length: int, to: int) -> bool:
         """Return whether going back from ``length`` to ``to`` positions loses no needed row."""
@@ -133,6 +163,38 @@ class StateSnapshot:
 
     length: int
     regions: tuple[KvSnapshot, ...]
+
+    def changed(self, region: int, *, keys: Floats, values: Floats) -> StateSnapshot:
+        """Return a snapshot with other rows in one region, to be restored in place of this one.
+
+        Parameters
+        ----------
+        region : int
+            Number of the region, in layer order.
+        keys, values : ndarray, shapes as in :attr:`regions`
+
+        Raises
+        ------
+        UsageError
+            If the rows have another shape.
+        """
+        old = self.regions[region]
+        if keys.shape != old.keys.shape or values.shape != old.values.shape:
+            raise UsageError(
+                f"region {region} holds keys {old.keys.shape} and values {old.values.shape}, found "
+                f"{keys.shape} and {values.shape}"
+            )
+        new = replace(old, keys=keys.astype(old.keys.dtype), values=values.astype(old.values.dtype))
+        regions = (*self.regions[:region], new, *self.regions[region + 1 :])
+        return StateSnapshot(self.length, regions)
+
+    def sha256(self) -> str:
+        """Return the sha256 of the length and all rows with their positions, little-endian."""
+        digest = hashlib.sha256(self.length.to_bytes(8, "little"))
+        for region in self.regions:
+            for part in (region.positions, region.keys, region.values):
+                digest.update(np.ascontiguousarray(part, part.dtype.newbyteorder("<")).tobytes())
+        return digest.hexdigest()
 
 
 class State:

@@ -158,4 +158,4 @@ def test_the_only_aliases_are_the_two_we_promise() -> None:
     for words, entry in leaves(COMMANDS):
         seen.setdefault(entry, []).append(" ".join(words))
     aliases = [names for names in seen.values() if len(names) > 1]
-    assert aliases == [["exec", "vindex3 exec"]]
+    assert aliases == [["exec", "vindex3 exec"], ["observe", "vindex3 observe"]]

@@ -97,7 +97,7 @@ def test_every_form_of_input(
         (["--tokens", "1,2", "-n", "4", "--context", "4"], "the run takes 5 positions"),
         (["--tokens", "1", "-n", "1" + "0" * 15], "expected at most 16777216"),
         (["--tokens", "1", "--context", "1" + "0" * 15], "expected at most 16777216"),
-        (["--tokens", "1", "--resume"], "--resume continues a --dump-layers"),
+        (["--tokens", "1", "--resume"], "--sites belong to --dump-layers"),
         (["--tokens", "1", "--dump-layers", "{tmp}/d", "-n", "1"], "does not go with"),
         (["--tokens", "1", "--dump-layers", "d", "--logit-dump", "a.npy"], "does not go with"),
         (["--tokens", "1", "--logit-dump", "{tmp}/a.txt"], "ends in .npy, .f32, .safetensors"),

@@ -36,6 +36,7 @@ def digests(few: bool) -> dict[str, str]:
         ring,
         rope,
         rounding,
+        survey,
     )
     from larql.kernels.encodings import BLOCKS
 
@@ -83,6 +84,11 @@ def digests(few: bool) -> dict[str, str]:
         keys, values = ring.empty_keys(1, 2, 80, kind), ring.empty_values(1, 2, 80, kind)
         ring.write_rows(words, words, keys, values, 0)
         found[f"kept keys, {kind}"], found[f"kept values, {kind}"] = keys, values
+    logits = floats(3, 203) * np.float32(9)
+    seen = survey.Survey.begin(np.array([3, 200]), logits[:, [3, 200]], 5)
+    for first in range(0, 203, 100):
+        survey.survey(np.ascontiguousarray(logits[:, first : first + 100]), first, seen)
+    found |= {"survey": seen.total, "ranks": seen.before, "top": seen.top_columns}
     return hashes(found)
 
 
@@ -97,6 +103,7 @@ def assembly() -> str:
         ring,
         rope,
         rounding,
+        survey,
     )
     from larql.kernels import product_q8 as integers
 
@@ -115,6 +122,7 @@ def assembly() -> str:
         attention._attend_blocks,
         attention_block._block,
         ring._write,
+        survey._row,
     )
     return "\n".join(
         text

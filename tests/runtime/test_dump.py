@@ -201,3 +201,49 @@ def test_an_unknown_format_cap_is_refused(
     monkeypatch.setenv("LARQL_CPU_MAX_FORMAT", "q3")
     with pytest.raises(UsageError, match="LARQL_CPU_MAX_FORMAT is 'q3'"):
         open_run(containers["llama"], RunOptions(backend="reference"))
+
+
+def test_sites_add_the_planes_after_attention(
+    containers: dict[str, Container], tmp_path: Path, numerics: str
+) -> None:
+    """They are what an observer of one run over all layers sees; other planes stay as they are."""
+    from larql.runtime.planes import read_planes
+
+    backend, activations, kv = (*numerics.split(), "f32", "f32")[:3]
+    options = RunOptions(backend=backend, chunk=3, activations=activations, kv=kv)
+    run = open_run(containers["gemma"], options)
+    plain, dumped = tmp_path / "plain", tmp_path / "sites"
+    dump_layers(run, TOKENS, plain, resume=False, progress=SilentProgress())
+    made = dump_layers(run, TOKENS, dumped, resume=False, progress=SilentProgress(), sites=True)
+    planes = read_planes(run.prepared, TOKENS, None)
+    layers = len(run.prepared.plan.layers)
+    names = [f"plane_{k:03d}_attention.npy" for k in range(1, layers + 1)]
+    assert [name for name in made.files if name.endswith("_attention.npy")] == names
+    for name, expected in zip(names, planes.attention, strict=True):
+        assert np.load(dumped / name).tobytes() == expected.tobytes()
+    for path in sorted(plain.glob("*.npy")):
+        assert (dumped / path.name).read_bytes() == path.read_bytes()
+    for k, expected in enumerate(planes.layers):
+        assert np.load(dumped / f"plane_{k:03d}.npy").tobytes() == expected.tobytes()
+    assert np.load(dumped / "final_norm.npy").tobytes() == planes.final_norm.tobytes()
+    assert np.load(dumped / "logits.npy").tobytes() == planes.logits.tobytes()
+    assert set(read_json(dumped / "manifest.json")["files"]) == set(made.files)
+
+
+def test_a_dump_of_sites_is_resumed_as_one(
+    containers: dict[str, Container], tmp_path: Path
+) -> None:
+    run = open_run(containers["llama"], RunOptions())
+    whole, cut = tmp_path / "whole", tmp_path / "cut"
+    for at in (whole, cut):
+        dump_layers(run, TOKENS, at, resume=False, progress=SilentProgress(), sites=True)
+    # Killed between the plane in the middle of the last layer and the one at its end.
+    for name in ("manifest.json", "plane_003.npy", "plane_003.npy.json", "logits.npy"):
+        (cut / name).unlink()
+    with pytest.raises(UsageError, match="begun with another sites"):
+        dump_layers(run, TOKENS, cut, resume=True, progress=SilentProgress())
+    made = dump_layers(run, TOKENS, cut, resume=True, progress=SilentProgress(), sites=True)
+    assert made.resumed_at == 2
+    assert made.files.keys() == read_json(whole / "manifest.json")["files"].keys()
+    for path in sorted(whole.glob("*.npy")):
+        assert (cut / path.name).read_bytes() == path.read_bytes()

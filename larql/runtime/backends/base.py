@@ -14,12 +14,14 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from larql.format.graph import Block, Embed, Head, KvRows
+from larql.format.graph import Block, Embed, Head, KvRows, SoftmaxAttention
 from larql.runtime.operands import StoredOperand
+from larql.runtime.readout import HeadReadout
 from larql.runtime.state import KvRegion, State
 
 if TYPE_CHECKING:
     from larql.runtime.plan import Plan
+    from larql.runtime.taps import BlockTaps
 
 __all__ = ["KV_NUMERICS", "Backend", "Carrier"]
 
@@ -78,7 +80,14 @@ class Backend(ABC):
         """Look rows up: ids ``[T]`` to a carrier ``[T, hidden]``."""
 
     @abstractmethod
-    def write(self, block: Block, carrier: Carrier, region: KvRegion | None, start: int) -> Carrier:
+    def write(
+        self,
+        block: Block,
+        carrier: Carrier,
+        region: KvRegion | None,
+        start: int,
+        taps: BlockTaps | None = None,
+    ) -> Carrier:
         """Run one block and add its output to the carrier.
 
         Parameters
@@ -91,10 +100,41 @@ class Backend(ABC):
             in it.
         start : int
             Absolute position of the first row.
+        taps : BlockTaps or None
+            Where an observer wants what the block computes on its way.
 
         Returns
         -------
         float32 ``[T, hidden]``
+        """
+
+    def copy(self, source: npt.NDArray[np.float32], target: npt.NDArray[np.float32]) -> None:
+        """Copy an array, as one of the operations of a walk."""
+        target[...] = source
+
+    @abstractmethod
+    def attention_pattern(
+        self,
+        mixer: SoftmaxAttention,
+        queries: npt.NDArray[np.float32],
+        region: KvRegion,
+        start: int,
+    ) -> list[npt.NDArray[np.float64]]:
+        """Return the softmax weights of positions ``start, start + 1, …``, the last ones written.
+
+        Parameters
+        ----------
+        mixer : SoftmaxAttention
+        queries : float32 ``[T, heads, key_dim]``
+            From the block's taps.
+        region : KvRegion
+            The block's state, in which the positions' rows are stored.
+        start : int
+
+        Returns
+        -------
+        list of float64 ``[heads, n]``
+            For each position, a weight for each position that it sees, ascending.
         """
 
     def advance(
@@ -127,6 +167,26 @@ class Backend(ABC):
     @abstractmethod
     def logits(self, op: Head, carrier: Carrier) -> npt.NDArray[np.float32]:
         """Return the logits of a carrier: norm, product, multiplier, softcap; ``[T, vocab]``."""
+
+    @abstractmethod
+    def read_out(
+        self, op: Head, carrier: Carrier, tokens: npt.NDArray[np.int64], top: int
+    ) -> HeadReadout:
+        """Read a softmax over the vocabulary at some tokens and at the likeliest.
+
+        Parameters
+        ----------
+        op : Head
+        carrier : float32 ``[T, hidden]``
+        tokens : int64 ``[m]``
+        top : int
+            How many of the largest logits to tell, at least 1.
+
+        Returns
+        -------
+        HeadReadout
+            Of the logits that :meth:`logits` gives, bit for bit.
+        """
 
     @abstractmethod
     def log_sum_exp(self, rows: npt.NDArray[np.float32]) -> npt.NDArray[np.float64]:

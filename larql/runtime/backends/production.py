@@ -35,10 +35,11 @@ from larql.format.graph import (
 from larql.kernels import compiler, setup
 from larql.kernels.activation import activate, gate
 from larql.kernels.attention import attend
+from larql.kernels.copy import copy
 from larql.kernels.elementwise import add_row, add_scaled, scale, softcap
 from larql.kernels.embedding import gather
 from larql.kernels.encodings import BLOCKS
-from larql.kernels.likelihood import log_sum_exp
+from larql.kernels.likelihood import log_sum_exp, logarithm
 from larql.kernels.norm import layer_norm, rms_norm
 from larql.kernels.parts import Part
 from larql.kernels.product import products
@@ -47,18 +48,23 @@ from larql.kernels.ring import empty_keys, empty_values, write_rows
 from larql.kernels.rope import inverse_frequencies, rotate, rotation_table
 from larql.kernels.rounding import Empty, QuantizedRows, quantize_rows
 from larql.kernels.softmax import BLOCK
+from larql.kernels.survey import Survey, survey
 from larql.runtime.backends.base import KV_NUMERICS, Backend, Carrier
+from larql.runtime.backends.pattern import attention_weights
 from larql.runtime.backends.step_program import StepProgram
 from larql.runtime.backends.workspace import Workspace
 from larql.runtime.operands import StoredOperand
 from larql.runtime.plan import Plan
+from larql.runtime.readout import HeadReadout
 from larql.runtime.state import KvRegion, State, needed_rows
+from larql.runtime.taps import BlockTaps
 
 __all__ = ["ProductionBackend"]
 
 Float32 = npt.NDArray[np.float32]
 
 _CHUNK = 512
+_VOCABULARY_BLOCK = 8192  # logits of a few dozen rows stay in the second-level cache
 _NUMERICS = {
     "f32": "float32 arithmetic, exact dequantised weights, float32 carrier",
     "q8": (
@@ -191,7 +197,14 @@ class ProductionBackend(Backend):
             self._steps[state] = step
         return step.run(carrier, state.length)
 
-    def write(self, block: Block, carrier: Carrier, region: KvRegion | None, start: int) -> Carrier:
+    def write(
+        self,
+        block: Block,
+        carrier: Carrier,
+        region: KvRegion | None,
+        start: int,
+        taps: BlockTaps | None = None,
+    ) -> Carrier:
         """Run one block and add its output."""
         self._memory.restart()
         inputs = self._norm(block.norm, carrier)
@@ -199,7 +212,7 @@ class ProductionBackend(Backend):
         if isinstance(mixer, DenseFfn):
             delta = self._ffn(mixer, inputs)
         elif region is not None:
-            delta = self._attention(mixer, inputs, region, start)
+            delta = self._attention(mixer, inputs, region, start, taps)
         else:
             raise AssertionError("attention runs with a region")
         delta = self._norm(block.post_norm, delta)
@@ -218,30 +231,65 @@ class ProductionBackend(Backend):
     def logits(self, op: Head, carrier: Carrier) -> Float32:
         """Return the logits of each position."""
         self._memory.restart()
-        rows = self._norm(op.norm, np.ascontiguousarray(carrier))
-        (logits,) = self._products([op.weight], self._inputs(rows), np.empty)
+        return self._head(op, self._operands[op.weight], self._head_inputs(op, carrier))
+
+    def read_out(
+        self, op: Head, carrier: Carrier, tokens: npt.NDArray[np.int64], top: int
+    ) -> HeadReadout:
+        """Go over the vocabulary in blocks, for all positions at once."""
+        self._memory.restart()
+        whole, inputs = self._operands[op.weight], self._head_inputs(op, carrier)
+        marks = self._head(op, whole.rows_at(tokens), inputs)
+        found = Survey.begin(tokens, marks, top)
+        for first in range(0, op.vocab, _VOCABULARY_BLOCK):
+            block = whole.rows_at(slice(first, first + _VOCABULARY_BLOCK))
+            survey(self._head(op, block, inputs), first, found)
+        return HeadReadout.of(
+            marks,
+            found.before + 1,
+            found.top_columns,
+            found.top_logits,
+            found.largest + logarithm(found.total),
+            found.broken,
+        )
+
+    def copy(self, source: Float32, target: Float32) -> None:
+        """Copy an array by a kernel call, which a recorded step makes again."""
+        copy(source, target)
+
+    def attention_pattern(
+        self, mixer: SoftmaxAttention, queries: Float32, region: KvRegion, start: int
+    ) -> list[npt.NDArray[np.float64]]:
+        """Compute the weights in float64, apart from the kernel that uses them."""
+        return attention_weights(mixer, queries, region, start)
+
+    def log_sum_exp(self, rows: Float32) -> npt.NDArray[np.float64]:
+        """Return ``log(sum(exp(row)))`` of each row."""
+        return log_sum_exp(np.ascontiguousarray(rows))
+
+    def _head_inputs(self, op: Head, carrier: Carrier) -> _Vectors:
+        return self._inputs(self._norm(op.norm, np.ascontiguousarray(carrier)))
+
+    def _head(self, op: Head, rows: StoredOperand, x: _Vectors) -> Float32:
+        """Return the logits of some rows of the vocabulary, in memory of their own."""
+        (logits,) = self._products([rows], x, np.empty)
         if op.multiplier != 1.0:
             scale(logits, op.multiplier)
         if op.softcap is not None:
             softcap(logits, op.softcap)
         return logits
 
-    def log_sum_exp(self, rows: Float32) -> npt.NDArray[np.float64]:
-        """Return ``log(sum(exp(row)))`` of each row."""
-        return log_sum_exp(np.ascontiguousarray(rows))
-
     def _inputs(self, x: Float32) -> _Vectors:
         return _Vectors(x, self._memory)
 
     def _products(
-        self, names: Sequence[str], x: _Vectors, empty: Empty | None = None
+        self, operands: Sequence[StoredOperand], x: _Vectors, empty: Empty | None = None
     ) -> list[Float32]:
         """Multiply matrices with the same vectors, in one job for each policy that applies."""
         exact: list[Part] = []
         rounded: list[Part] = []
         made = []
-        for name in names:
-            operand = self._operands[name]
+        for operand in operands:
             rows, columns = operand.shape
             out = (empty or self._memory.take)((len(x.exact), rows), np.float32)
             encoding = operand.encoding.name
@@ -256,7 +304,7 @@ class ProductionBackend(Backend):
         return made
 
     def _linears(self, linears: Sequence[Linear], x: _Vectors) -> list[Float32]:
-        made = self._products([linear.weight for linear in linears], x)
+        made = self._products([self._operands[linear.weight] for linear in linears], x)
         for linear, out in zip(linears, made, strict=True):
             if linear.bias is not None:
                 add_row(out, self._vectors[linear.bias])
@@ -290,7 +338,12 @@ class ProductionBackend(Backend):
         return self._linear(mixer.down, up)
 
     def _attention(
-        self, mixer: SoftmaxAttention, x: Float32, region: KvRegion, start: int
+        self,
+        mixer: SoftmaxAttention,
+        x: Float32,
+        region: KvRegion,
+        start: int,
+        taps: BlockTaps | None,
     ) -> Float32:
         count = len(x)
         q, k, v = self._linears([mixer.q, mixer.k, mixer.v], self._inputs(x))
@@ -307,6 +360,10 @@ class ProductionBackend(Backend):
             q, region.keys, region.values, start, mixer.window or 0, mixer.scale,
             mixer.softcap or 0.0, None, out,
         )  # fmt: skip
+        if taps is not None and taps.heads is not None:
+            copy(out, taps.heads)
+        if taps is not None and taps.queries is not None:
+            copy(q, taps.queries)
         return self._linear(mixer.o, out.reshape(count, -1))
 
     def _heads(self, x: Float32, heads: int, dim: int, norm: Norm | None) -> Float32:

@@ -28,7 +28,9 @@ from larql.format.graph import (
 )
 from larql.runtime.backends.base import KV_NUMERICS, Backend, Carrier
 from larql.runtime.operands import StoredOperand
+from larql.runtime.readout import HeadReadout
 from larql.runtime.state import KvRegion, RowRegion
+from larql.runtime.taps import BlockTaps
 
 __all__ = ["ReferenceBackend"]
 
@@ -100,14 +102,21 @@ class ReferenceBackend(Backend):
         values = decode(operand.encoding, rows, op.width).astype(np.float64) * op.scale
         return values.astype(np.float32)
 
-    def write(self, block: Block, carrier: Carrier, region: KvRegion | None, start: int) -> Carrier:
+    def write(
+        self,
+        block: Block,
+        carrier: Carrier,
+        region: KvRegion | None,
+        start: int,
+        taps: BlockTaps | None = None,
+    ) -> Carrier:
         """Run one block and add its output."""
         inputs = [self._norm(block.norm, row) for row in carrier.astype(np.float64)]
         mixer = block.mixer
         if isinstance(mixer, DenseFfn):
             outputs = self._ffn(mixer, inputs)
         elif isinstance(region, RowRegion):
-            outputs = self._attention(mixer, inputs, region, start)
+            outputs = self._attention(mixer, inputs, region, start, taps)
         else:
             raise AssertionError("attention runs with a region")
         written = carrier.astype(np.float64)
@@ -128,6 +137,45 @@ class ReferenceBackend(Backend):
         if op.softcap is not None:
             logits = op.softcap * np.tanh(logits / op.softcap)
         return logits.astype(np.float32)
+
+    def read_out(
+        self, op: Head, carrier: Carrier, tokens: npt.NDArray[np.int64], top: int
+    ) -> HeadReadout:
+        """Compute whole rows and sort them."""
+        rows = self.logits(op, carrier)
+        numbers = np.arange(rows.shape[1])
+        order = np.stack([np.lexsort((numbers, -row)) for row in rows])
+        ranks = np.empty_like(order)
+        np.put_along_axis(ranks, order, numbers[None] + 1, axis=1)
+        first = order[:, :top]
+        return HeadReadout.of(
+            rows[:, tokens],
+            ranks[:, tokens],
+            first,
+            np.take_along_axis(rows, first, axis=1),
+            self.log_sum_exp(rows),
+            (~np.isfinite(rows)).sum(axis=1),
+        )
+
+    def attention_pattern(
+        self,
+        mixer: SoftmaxAttention,
+        queries: npt.NDArray[np.float32],
+        region: KvRegion,
+        start: int,
+    ) -> list[Float64]:
+        """Compute the weights again, from queries rounded to float32."""
+        return [
+            np.stack(
+                [
+                    _head_weights(mixer, query[head].astype(np.float64), keys, head)
+                    for head in range(mixer.heads)
+                ]
+            )
+            for query, keys in (
+                (query, region.key_rows(_seen(mixer, start + t))) for t, query in enumerate(queries)
+            )
+        ]
 
     def log_sum_exp(self, rows: npt.NDArray[np.float32]) -> npt.NDArray[np.float64]:
         """Return ``log(sum(exp(row)))`` of each row."""
@@ -188,7 +236,12 @@ class ReferenceBackend(Backend):
         return self._linear(mixer.down, inner)
 
     def _attention(
-        self, mixer: SoftmaxAttention, inputs: list[Float64], region: RowRegion, start: int
+        self,
+        mixer: SoftmaxAttention,
+        inputs: list[Float64],
+        region: RowRegion,
+        start: int,
+        taps: BlockTaps | None,
     ) -> list[Float64]:
         queries = self._linear(mixer.q, inputs)
         keys = self._linear(mixer.k, inputs)
@@ -204,6 +257,10 @@ class ReferenceBackend(Backend):
                 key = _rotate(key, mixer.rope, frequencies, position)
             region.write(position, key[None], v.reshape(1, mixer.kv_heads, mixer.value_dim))
             mixed.append(_attend(mixer, query, region, position))
+            if taps is not None and taps.queries is not None:
+                taps.queries[t] = query
+            if taps is not None and taps.heads is not None:
+                taps.heads[t] = mixed[-1].reshape(mixer.heads, mixer.value_dim)
         return self._linear(mixer.o, mixed)
 
     def _frequencies(self, rope: Rope | None) -> Float64:
@@ -252,17 +309,27 @@ def _rotate(x: Float64, rope: Rope, frequencies: Float64, position: int) -> Floa
     return turned
 
 
+def _seen(mixer: SoftmaxAttention, position: int) -> npt.NDArray[np.int64]:
+    """Return the positions that a position sees."""
+    first = 0 if mixer.window is None else max(0, position - mixer.window + 1)
+    return np.arange(first, position + 1)
+
+
+def _head_weights(mixer: SoftmaxAttention, query: Float64, keys: Float64, head: int) -> Float64:
+    """Return one head's softmax over keys ``[n, kv_heads, key_dim]``."""
+    scores = keys[:, head // (mixer.heads // mixer.kv_heads)] @ query * mixer.scale
+    if mixer.softcap is not None:
+        scores = mixer.softcap * np.tanh(scores / mixer.softcap)
+    weights = np.exp(scores - scores.max())
+    return np.asarray(weights / weights.sum())
+
+
 def _attend(mixer: SoftmaxAttention, query: Float64, region: RowRegion, position: int) -> Float64:
     """Return the mixed values of one position, all heads side by side."""
-    first = 0 if mixer.window is None else max(0, position - mixer.window + 1)
-    slots = np.arange(first, position + 1) % region.capacity
+    slots = _seen(mixer, position) % region.capacity
     keys, values = (part[slots].astype(np.float64) for part in (region.keys, region.values))
     group = mixer.heads // mixer.kv_heads
     mixed = np.empty((mixer.heads, mixer.value_dim))
     for head in range(mixer.heads):
-        scores = keys[:, head // group] @ query[head] * mixer.scale
-        if mixer.softcap is not None:
-            scores = mixer.softcap * np.tanh(scores / mixer.softcap)
-        weights = np.exp(scores - scores.max())
-        mixed[head] = (weights / weights.sum()) @ values[:, head // group]
+        mixed[head] = _head_weights(mixer, query[head], keys, head) @ values[:, head // group]
     return mixed.reshape(-1)

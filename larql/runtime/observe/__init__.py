@@ -1,0 +1,1 @@
+"""Seeing inside a run: statistics, readouts, interventions, and the record of them."""

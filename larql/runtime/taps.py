@@ -1,0 +1,134 @@
+"""Taps: what one walk through the layers leaves behind for observers.
+
+A carrier write is one block's sum into the carrier; write 0 is the embedding, and one write for
+each executed block follows. The traversal tells its taps of each; they keep a copy of the carrier
+after it, and may change the carrier. Inside a block the backend keeps what was asked for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from larql.format.graph import Block, SoftmaxAttention
+from larql.runtime.plan import Plan
+
+__all__ = ["BlockTaps", "Changes", "Keep", "Routing", "Taps"]
+
+Float32 = npt.NDArray[np.float32]
+# Copies all elements of the first array to the second; on a recorded walk, when it is run.
+Copy = Callable[[Float32, Float32], None]
+# Changes a carrier in place: number of the write, carrier before it and after it, [T, hidden].
+Changes = Callable[[int, Float32, Float32], None]
+
+
+@dataclass(frozen=True)
+class Keep:
+    """What blocks leave behind beside the carrier.
+
+    Attributes
+    ----------
+    heads : bool
+        Each attention head's mixed values, before the output projection.
+    queries : bool
+        Each attention head's query, after norm and rotation.
+    """
+
+    heads: bool = False
+    queries: bool = False
+
+
+@dataclass(frozen=True)
+class Routing:
+    """How a routed feed-forward block chose its experts, for T positions.
+
+    Attributes
+    ----------
+    scores : float32 ``[T, experts]``
+        What the router ranks experts by.
+    chosen : int64 ``[T, k]``
+        In selection order.
+    weights : float32 ``[T, k]``
+        Factors of the chosen experts' outputs.
+    """
+
+    scores: Float32
+    chosen: npt.NDArray[np.int64]
+    weights: Float32
+
+
+class BlockTaps:
+    """What one block leaves behind.
+
+    Attributes
+    ----------
+    heads : float32 ``[T, heads, value_dim]`` or None
+        To be filled by the backend where it is there.
+    queries : float32 ``[T, heads, key_dim]`` or None
+        To be filled by the backend where it is there.
+    routing : Routing or None
+        Set by the backend where it routes.
+    """
+
+    def __init__(self, block: Block, count: int, keep: Keep) -> None:
+        self.heads: Float32 | None = None
+        self.queries: Float32 | None = None
+        self.routing: Routing | None = None
+        mixer = block.mixer
+        if isinstance(mixer, SoftmaxAttention):
+            if keep.heads:
+                self.heads = np.empty((count, mixer.heads, mixer.value_dim), np.float32)
+            if keep.queries:
+                self.queries = np.empty((count, mixer.heads, mixer.key_dim), np.float32)
+
+
+class Taps:
+    """What a walk over T positions leaves behind.
+
+    Parameters
+    ----------
+    plan : Plan
+    count : int
+        T.
+    copy : callable
+        The backend's copy of arrays.
+    keep : Keep
+
+    Attributes
+    ----------
+    carriers : float32 ``[writes, T, hidden]``
+        The carrier after each write; index 0 is what entered the first layer.
+    blocks : list of BlockTaps
+        One for each executed block; the block of write w is ``blocks[w - 1]``.
+    """
+
+    def __init__(self, plan: Plan, count: int, copy: Copy, keep: Keep) -> None:
+        executed = [block for layer in plan.layers for block in layer.blocks]
+        shape = (len(executed) + 1, count, plan.component.hidden_size)
+        self.carriers = np.empty(shape, np.float32)
+        self.blocks: Sequence[BlockTaps] = [BlockTaps(block, count, keep) for block in executed]
+        self._copy = copy
+        self._write = 0
+        self._changes: Changes | None = None
+
+    @property
+    def block(self) -> BlockTaps:
+        """The taps of the block that runs next."""
+        return self.blocks[self._write - 1]
+
+    def begin(self, changes: Changes | None) -> None:
+        """Make ready for a walk, and have its carrier changed if ``changes`` is given."""
+        self._write = 0
+        self._changes = changes
+
+    def wrote(self, carrier: Float32) -> None:
+        """Take the carrier after the next write, and change it where that was asked for."""
+        kept = self.carriers[self._write]
+        if self._changes is not None:
+            before = self.carriers[self._write - 1] if self._write else np.zeros_like(carrier)
+            self._changes(self._write, before, carrier)
+        self._copy(carrier, kept)
+        self._write += 1
