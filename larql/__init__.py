@@ -22,6 +22,7 @@ def open(  # noqa: A001
     component: str = "target",
     backend: str = "production",
     activations: str = "f32",
+    kv: str = "f32",
     draft_depth: int | None = None,
     threads: int | None = None,
     chunk: int | None = None,
@@ -39,6 +40,8 @@ def open(  # noqa: A001
         ``production`` (Numba kernels) or ``reference`` (plain NumPy, slow, the oracle).
     activations : str
         ``f32`` (exact) or ``q8`` (rounded to int8 per block, approximate).
+    kv : str
+        ``f32`` or ``f16``: how keys and values are kept.
     draft_depth : int or None
         Run only so many layers, then the norm and the head. None: all.
     threads : int or None
@@ -68,6 +71,7 @@ def open(  # noqa: A001
         component=component,
         backend=backend,
         activations=activations,
+        kv=kv,
         draft_depth=draft_depth,
         threads=threads,
         chunk=chunk,

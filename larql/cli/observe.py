@@ -38,8 +38,11 @@ from larql.cli.options import (
     DraftDepth,
     Force,
     Generate,
+    Kv,
+    KvKind,
     Model,
     NoBos,
+    Prefault,
     Prompt,
     PromptFile,
     Threads,
@@ -89,8 +92,10 @@ def command(
     draft_depth: DraftDepth = None,
     backend: BackendOption = Backend.PRODUCTION,
     activations: Activations = ActivationKind.F32,
+    kv: Kv = KvKind.F32,
     threads: Threads = None,
     chunk: Chunk = None,
+    prefault: Prefault = False,
     context: Context = None,
 ) -> None:
     """Run tokens and see what happens inside: norms, the lens.
@@ -125,7 +130,10 @@ def command(
     given = read_input(container, source, add_bos=not no_bos)
     check_tokens(given.ids, plan.component.vocab_size)
     room = room_for(plan.component, len(given.ids), generate, context, output)
-    options = RunOptions(component, backend.value, draft_depth, threads, chunk, activations.value)
+    options = RunOptions(
+        component, backend.value, draft_depth, threads, chunk, activations.value, kv.value,
+        prefault,
+    )  # fmt: skip
     opened = Opened(start_run(container, options, output))
     declaration = Declaration(
         readers=_readers(opened, lens_layers, lens_attention, lens_tokens, lens_top_k),

@@ -330,6 +330,7 @@ def open_model(
     component: str = "target",
     backend: str = "production",
     activations: str = "f32",
+    kv: str = "f32",
     draft_depth: int | None = None,
     threads: int | None = None,
     chunk: int | None = None,
@@ -347,6 +348,8 @@ def open_model(
         ``production`` (Numba kernels) or ``reference`` (plain NumPy, slow, the oracle).
     activations : str
         ``f32`` (exact) or ``q8`` (rounded to int8 per block, approximate).
+    kv : str
+        ``f32`` or ``f16``: how keys and values are kept.
     draft_depth : int or None
         Run only so many layers, then the norm and the head. None: all.
     threads : int or None
@@ -367,5 +370,5 @@ def open_model(
     from larql.format.source.resolve import resolve
 
     container = resolve(str(name), SilentProgress()).container
-    options = RunOptions(component, backend, draft_depth, threads, chunk, activations)
+    options = RunOptions(component, backend, draft_depth, threads, chunk, activations, kv)
     return Model(open_run(container, options))

@@ -85,7 +85,7 @@ def header_of(
 def _identity(run: Run, extent: Extent, declaration: Declaration) -> dict[str, object]:
     provenance = run.provenance(extent.tokens, 0)
     taken: Sequence[str] = (
-        "container", "component", "backend", "numerics", "activations", "executed_layers",
+        "container", "component", "backend", "numerics", "activations", "kv", "executed_layers",
         "tokens", "tokens_sha256",
     )  # fmt: skip
     basis = declaration.basis

@@ -94,7 +94,7 @@ def _is_identity(identity: object) -> bool:
         and isinstance(container.get("fingerprint"), str)
         and all(
             isinstance(identity.get(name), str)
-            for name in ("backend", "activations", "tokens_sha256")
+            for name in ("backend", "activations", "kv", "tokens_sha256")
         )
         and isinstance(identity.get("tokens"), list)
         and isinstance(layers, list)

@@ -89,7 +89,10 @@ def summarize(
         ("run", header["run_id"]),
         ("container", identity["container"]["fingerprint"]),
         ("provenance", header["provenance_fingerprint"]),
-        ("backend", f"{identity['backend']}, activations {identity['activations']}"),
+        (
+            "backend",
+            f"{identity['backend']}, activations {identity['activations']}, kv {identity['kv']}",
+        ),
         ("layers", f"{len(layers)} executed, {layers[0]}:{layers[-1] + 1}"),
         ("tokens", f"{len(identity['tokens'])} given, sha256 {identity['tokens_sha256']}"),
     ]
