@@ -209,6 +209,7 @@ def _forged(lines: list[bytes]) -> bytes:
         (lambda v: [v[0], v[1].replace(b'"delta":[', b'"delta":["1",'), *v[2:]], "number or null"),
         (lambda v: [v[0], v[1].replace(b":[", b": [", 1), *v[2:]], "do not give its bytes again"),
         (lambda v: [v[0], b'{"kind":"position","seq":NaN}\n', *v[1:]], "is not JSON"),
+        (lambda v: [v[0], v[1].replace(b'"delta":[', b'"delta":[1e999,'), *v[2:]], "is not JSON"),
         (lambda v: [*v[:-1], v[-1].replace(b'e":true', b'e":false')], "ended before"),
         (lambda v: [*v[:-1], v[-1].replace(b'"events"', b'"event"')], "is a receipt, but not"),
     ],

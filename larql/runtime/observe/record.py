@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -302,7 +303,9 @@ _HEADER_TAGS = ("kind", "schema", "version")
 
 def _document(data: bytes) -> dict[str, Any]:
     try:
-        line = json.loads(data.decode("utf-8"), parse_constant=_no_constant)
+        line = json.loads(
+            data.decode("utf-8"), parse_constant=_no_constant, parse_float=_finite_float
+        )
     except (ValueError, RecursionError):
         raise RecordError("is not JSON") from None
     if not isinstance(line, dict):
@@ -312,6 +315,13 @@ def _document(data: bytes) -> dict[str, Any]:
 
 def _no_constant(name: str) -> None:
     raise ValueError(name)
+
+
+def _finite_float(text: str) -> float:
+    value = float(text)
+    if not math.isfinite(value):  # 1e999 is JSON, and no number that a record may hold
+        raise ValueError(text)
+    return value
 
 
 def _receipt(line: dict[str, Any]) -> Receipt:
