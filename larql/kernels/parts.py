@@ -19,7 +19,7 @@ from larql.kernels.check import flat_bytes, float_matrix
 from larql.kernels.encodings import block
 from larql.kernels.jit import Variant, compiled_address, kernel
 from larql.kernels.memory import call_kernel, load_i64
-from larql.kernels.threads import PARAMETERS, launch, threads
+from larql.kernels.threads import launch, threads
 
 __all__ = ["Job", "Part", "check_parts", "rounded_up", "run_together", "share_rows"]
 
@@ -122,9 +122,7 @@ def run_together(jobs: Sequence[Job], *kept: object) -> None:
             head += (tasks, job.function, 8 * (_HEAD * len(jobs) + len(rest)))
             rest += job.words
         words = (*head, *rest)
-    parameters = np.zeros(PARAMETERS, np.int64)
-    parameters[: len(words)] = words
-    launch(function, parameters, tasks, *kept)
+    launch(function, np.array(words, np.int64), tasks, *kept)
 
 
 def share_rows(rows: int, row_bytes: int, multiple: int) -> int:

@@ -109,6 +109,10 @@ def _panel(variant: Any, p: int, task: int, worker: int) -> None:
             v = x + column * x_stride
             o = out + column * out_stride + (first + row) * 4
             last = height - 1 - row
+            if column == 0:  # what the next task decodes comes while this one multiplies
+                ahead = weight + (first + share + row) * stride
+                for line in range(0, tile_rows(variant) * stride, 64):
+                    fetch(ahead + line)
             if width == wide:
                 plain_tile(
                     variant, w, decoded_stride, last, v, x_stride, left - 1, columns, o, out_stride

@@ -120,6 +120,10 @@ def _panel(variant: Any, p: int, task: int, worker: int) -> None:
             shifts = scales + columns // 4
             o = out + (column * rows + first + row) * 4
             last = height - 1 - row
+            if column == 0:  # what the next task unpacks comes while this one multiplies
+                ahead = weight + (first + share + row) * stride
+                for line in range(0, tile_rows(variant) * stride, 64):
+                    fetch(ahead + line)
             if width == wide:
                 integer_panel(
                     variant, w, panel_stride, last, scales, shifts, groups, bias,

@@ -24,7 +24,7 @@ from larql.kernels.integer_rows import SUMS, TERMS
 from larql.kernels.integers import GROUP
 from larql.kernels.jit import Variant, compiled_address, instruction, kernel, types
 from larql.kernels.memory import load, load_i64, offset, store_f32, store_i32, write
-from larql.kernels.threads import PARAMETERS, launch
+from larql.kernels.threads import launch
 from larql.kernels.vector import (
     F32,
     I32,
@@ -167,10 +167,12 @@ def quantize_rows(x: npt.NDArray[np.float32], empty: Empty = np.empty) -> Quanti
         for array in (found.values, found.terms, found.sums):
             array[-1] = 0
     share = _SHARE // GROUP
-    parameters = np.zeros(PARAMETERS, np.int64)
-    parameters[:8] = (
-        source, address(found.values), address(found.terms), address(found.sums), count, groups,
-        width, share,
+    parameters = np.array(
+        (
+            source, address(found.values), address(found.terms), address(found.sums), count,
+            groups, width, share,
+        ),
+        np.int64,
     )  # fmt: skip
     launch(_quantizer(), parameters, -(-count * groups // share), x, found)
     return found

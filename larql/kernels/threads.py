@@ -247,7 +247,7 @@ def launch(function: int, parameters: npt.NDArray[np.int64], tasks: int, *kept: 
     ----------
     function : int
         From `larql.kernels.jit.compiled_address`.
-    parameters : int64 [PARAMETERS]
+    parameters : int64 [n], n at most PARAMETERS
         Handed to every task by address; addresses in it must stay valid for the call.
     tasks : int
         Independent pieces of work.
@@ -256,4 +256,7 @@ def launch(function: int, parameters: npt.NDArray[np.int64], tasks: int, *kept: 
     """
     if _CALLER.recording is not None:
         _CALLER.recording.kept.append(kept)
+        whole = np.zeros(PARAMETERS, np.int64)  # all of which is written down
+        whole[: len(parameters)] = parameters
+        parameters = whole
     submit(_entry(), function, tasks, parameters)
