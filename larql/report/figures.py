@@ -264,7 +264,7 @@ def _ranks(contents: Contents, lens: LensView) -> go.Figure:
         yaxis={
             "title": {"text": "rank (1 is the likeliest)"},
             "type": "log",
-            "autorange": "reversed",
+            "range": [float(np.log10(max(lens.ranks.max(), 9))) + 0.1, -0.1],
             "dtick": 1,
             "tickformat": ",",
             "zeroline": False,
