@@ -2,7 +2,8 @@
 
 The real models are looked for in ``LARQL_TEST_S`` and ``LARQL_TEST_G`` (paths of the .gguf files)
 and then in larql's own cache. Where one is missing, the tests that need it are skipped and the
-end of the report says so; with ``LARQL_REQUIRE_MODELS=1`` they fail instead.
+end of the report says so; with ``LARQL_REQUIRE_MODELS=1`` they fail instead. The same holds for a
+browser, with ``LARQL_REQUIRE_BROWSER=1``.
 """
 
 from __future__ import annotations
@@ -51,6 +52,8 @@ REAL_MODELS = {
     ),
 }
 OWN_CONTAINER = "LARQL_TEST_CONTAINER"
+BROWSERS = ("chromium", "chromium-browser", "google-chrome", "chrome")
+NO_BROWSER = "BROWSER MISSING: none of " + ", ".join(BROWSERS)
 
 FOUND_MODELS = pytest.StashKey[dict[str, Path]]()
 
@@ -110,6 +113,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if isinstance(item, pytest.Function) and set(REAL_MODELS) & set(item.fixturenames):
             item.add_marker(pytest.mark.real)
+        if isinstance(item, pytest.Function) and "chromium" in item.fixturenames:
+            item.add_marker(pytest.mark.browser)
 
 
 @pytest.fixture(scope="session")
@@ -150,6 +155,17 @@ def own_container() -> Path:
     return path
 
 
+@pytest.fixture(scope="session")
+def chromium() -> Path:
+    """The program of a browser that runs without a screen."""
+    found = next(filter(None, map(shutil.which, BROWSERS)), None)
+    if found is not None:
+        return Path(found)
+    if os.environ.get("LARQL_REQUIRE_BROWSER") == "1":
+        pytest.fail(f"{NO_BROWSER}, and LARQL_REQUIRE_BROWSER=1", pytrace=False)
+    pytest.skip(NO_BROWSER)
+
+
 def pytest_terminal_summary(
     terminalreporter: pytest.TerminalReporter, config: pytest.Config
 ) -> None:
@@ -170,6 +186,9 @@ def pytest_terminal_summary(
         terminalreporter.line(
             f"{OWN_CONTAINER} is not set: {count} tests did not run on a container of yours."
         )
+    if count := reasons[NO_BROWSER]:
+        terminalreporter.line(f"No browser was found: {count} tests of pages did not run.")
+        terminalreporter.line("    apt-get install chromium")
 
 
 def _reasons(longrepr: str) -> Iterator[str]:
@@ -178,6 +197,8 @@ def _reasons(longrepr: str) -> Iterator[str]:
             yield name
     if f"{OWN_CONTAINER} IS NOT SET" in longrepr:
         yield OWN_CONTAINER
+    if NO_BROWSER in longrepr:
+        yield NO_BROWSER
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -17,7 +17,8 @@ MOST_LINES = 500
 
 # What each part may import of larql, beside itself and the error tree.
 MAY_IMPORT = {
-    "cli": {"runtime", "format", "kernels", "provenance"},
+    "cli": {"report", "runtime", "format", "kernels", "provenance"},
+    "report": {"runtime", "format"},
     "provenance": {"runtime", "format", "kernels"},
     "runtime": {"format", "kernels", "provenance"},
     "format": set(),
@@ -41,7 +42,7 @@ def imports(path: Path) -> Iterator[str]:
 
 
 def part_of(path: Path) -> str:
-    """Give the part of larql that a module belongs to: cli, runtime, format, kernels or itself."""
+    """Give the part of larql that a module belongs to: a package, or itself."""
     relative = path.relative_to(PACKAGE)
     return relative.parts[0].removesuffix(".py")
 
@@ -78,6 +79,12 @@ def test_kernels_know_nothing_of_models() -> None:
 def test_only_the_renderer_uses_rich(path: Path) -> None:
     if label(path) != "cli/render.py":
         assert not any(name.split(".")[0] == "rich" for name in imports(path))
+
+
+@EACH
+def test_only_reports_draw(path: Path) -> None:
+    roots = {name.split(".")[0] for name in imports(path)}
+    assert not roots & {"plotly", "matplotlib"} or part_of(path) == "report"
 
 
 @EACH
@@ -131,6 +138,7 @@ def test_the_rules_see_what_they_forbid(tmp_path: Path, monkeypatch: pytest.Monk
     module.write_text(
         "from ..runtime import plan\n"
         "from . import index\n"
+        "from matplotlib.figure import Figure\n"
         "if False:\n    import rich.table\n"
         "def f():\n    from larql.kernels.setup import features\n"
     )
@@ -138,6 +146,7 @@ def test_the_rules_see_what_they_forbid(tmp_path: Path, monkeypatch: pytest.Monk
     assert set(imports(module)) == {
         "larql.runtime.plan",
         "larql.format.index",
+        "matplotlib.figure.Figure",
         "rich.table",
         "larql.kernels.setup.features",
     }
@@ -145,3 +154,5 @@ def test_the_rules_see_what_they_forbid(tmp_path: Path, monkeypatch: pytest.Monk
         test_imports_go_one_way(module)
     with pytest.raises(AssertionError):
         test_only_the_renderer_uses_rich(module)
+    with pytest.raises(AssertionError):
+        test_only_reports_draw(module)

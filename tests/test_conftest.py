@@ -16,16 +16,25 @@ NEEDS_S = """
     def test_three(request): request.getfixturevalue("g_gguf")
     def test_four(own_container): pass
 """
+NEEDS_A_BROWSER = "def test_page(chromium): pass"
 
 
 @pytest.fixture
 def suite(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> pytest.Pytester:
     """A small suite under this conftest, on a machine that has no model."""
-    for name in ("LARQL_TEST_S", "LARQL_TEST_G", "LARQL_TEST_CONTAINER", "LARQL_REQUIRE_MODELS"):
+    for name in (
+        "LARQL_TEST_S",
+        "LARQL_TEST_G",
+        "LARQL_TEST_CONTAINER",
+        "LARQL_REQUIRE_MODELS",
+        "LARQL_REQUIRE_BROWSER",
+    ):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("LARQL_CACHE_DIR", str(pytester.path / "cache"))
     pytester.makeconftest(CONFTEST.read_text(encoding="utf-8"))
-    pytester.makeini("[pytest]\nmarkers = real: needs a real model\n")
+    pytester.makeini(
+        "[pytest]\nmarkers =\n  real: needs a real model\n  browser: needs a browser\n"
+    )
     pytester.makepyfile(NEEDS_S)
     return pytester
 
@@ -52,6 +61,29 @@ def test_missing_models_fail_where_they_are_required(
     result = suite.runpytest_subprocess()
     result.assert_outcomes(errors=2, failed=1, skipped=1)
     result.stdout.fnmatch_lines(["*is missing: 2 tests did not run."])
+
+
+@pytest.mark.parametrize(("required", "outcome"), [("0", "skipped"), ("1", "errors")])
+def test_a_missing_browser_is_reported_loudly(
+    required: str, outcome: str, suite: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    suite.makepyfile(test_browser=NEEDS_A_BROWSER)
+    monkeypatch.setenv("LARQL_REQUIRE_BROWSER", required)
+    monkeypatch.setenv("PATH", str(suite.path))
+    result = suite.runpytest_subprocess("test_browser.py")
+    result.assert_outcomes(**{outcome: 1})
+    result.stdout.fnmatch_lines(["*NOT TESTED*", "No browser was found: 1 tests of pages*"])
+
+
+def test_a_browser_on_the_path_is_found(
+    suite: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = suite.path / "chromium"
+    program.write_text("#!/bin/sh\n")
+    program.chmod(0o755)
+    suite.makepyfile(test_browser=NEEDS_A_BROWSER)
+    monkeypatch.setenv("PATH", str(suite.path))
+    suite.runpytest_subprocess("-m", "browser").assert_outcomes(passed=1, deselected=4)
 
 
 def test_a_named_model_that_is_not_there_stops_the_run(

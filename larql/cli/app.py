@@ -76,6 +76,7 @@ COMMANDS: Mapping[str, Command | Group] = MappingProxyType(
         ),
         "exec": _EXEC,
         "observe": _OBSERVE,
+        "report": Command("Draw a run record as a page, or as a picture.", "larql.cli.report"),
         "vindex3": Group(
             "Commands on VINDEX3 containers.",
             MappingProxyType(

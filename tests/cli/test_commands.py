@@ -24,8 +24,10 @@ HEAVY = {
     "huggingface_hub",
     "jinja2",
     "llvmlite",
+    "matplotlib",
     "numba",
     "numpy",
+    "plotly",
     "pydantic",
     "rich",
     "safetensors",
@@ -97,6 +99,7 @@ def test_help_answers_and_loads_nothing_heavy(words: tuple[str, ...], entry: Com
         ["verify", "absent"],
         ["exec", "absent", "--tokens", "1"],
         ["run", "absent", "Hello"],
+        ["report", "absent"],
     ],
     ids=" ".join,
 )

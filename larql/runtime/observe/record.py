@@ -184,6 +184,8 @@ class RecordReader:
         Known when :meth:`events` has ended.
     problems : list of str
         What was found wrong, complete when :meth:`events` has ended.
+    interruptions : list of str
+        Those of the problems that tell of a run that ended early, and of no change to the file.
 
     Raises
     ------
@@ -195,6 +197,7 @@ class RecordReader:
         self.path = path
         self.receipt: Receipt | None = None
         self.problems: list[str] = []
+        self.interruptions: list[str] = []
         self.seen_events = 0
         self.seen_positions = 0
         self._digest = hashlib.sha256()
@@ -265,7 +268,7 @@ class RecordReader:
     def _conclude(self, copy: RecordWriter) -> None:
         receipt = self.receipt
         if receipt is None:
-            self.problems.append(
+            self._interrupted(
                 f"has no receipt: the run that wrote it was killed; what can be read is "
                 f"{self.seen_positions} positions, and no hash vouches for them"
             )
@@ -284,7 +287,23 @@ class RecordReader:
                 f"{self.seen_events} of {self.seen_positions}"
             )
         if not receipt.complete:
-            self.problems.append("the run ended before it was complete; the receipt says so")
+            self._interrupted("the run ended before it was complete; the receipt says so")
+
+    def _interrupted(self, problem: str) -> None:
+        self.problems.append(problem)
+        self.interruptions.append(problem)
+
+    def require_unchanged(self) -> None:
+        """Refuse a record that was changed; one of a run that ended early is none of these.
+
+        Raises
+        ------
+        CheckFailed
+            Naming the first thing that was found wrong.
+        """
+        changed = [problem for problem in self.problems if problem not in self.interruptions]
+        if changed:
+            raise CheckFailed(f"{self.path}: {changed[0]}")
 
     def require_sound(self) -> None:
         """Refuse a record in which something was found wrong.
