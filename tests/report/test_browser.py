@@ -83,6 +83,9 @@ def test_the_page_draws_and_answers_without_a_network(opened: Browser, report: P
     declared = "document.getElementById('log-probabilities').data[1].y"
     opened.wait_for(declared, lambda y: y == [log_probability(2, k, 2) for k in range(LAYERS)])
 
+    # The buttons are those that are named in the page: none of them sends data anywhere.
+    assert opened.ask("document.querySelectorAll('#norms .modebar-btn').length") == 4
+
     # No token has become an element, nothing was fetched, nothing failed.
     assert opened.ask("document.querySelectorAll('img, b, i, iframe, link').length") == 0
     assert opened.requests() == [report.as_uri()]

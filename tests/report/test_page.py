@@ -136,7 +136,7 @@ def test_routing_is_drawn_where_there_is_any(tmp_path: Path) -> None:
         ({"tokens": (0,), "ending": "killed"}, []),
         ({"tokens": [n % 7 for n in range(200)]}, ["lens", "log-probabilities", "ranks", "norms"]),
     ],
-    ids=str,
+    ids=["lens", "routed", "no declared tokens", "no lens", "empty", "killed at once", "long"],
 )
 def test_each_plot_has_its_place(
     options: dict[str, Any], places: list[str], tmp_path: Path
@@ -201,6 +201,15 @@ def test_the_page_allows_its_own_scripts_only(tmp_path: Path) -> None:
     assert policy.count("sha256-") == 2
     for _, attributes in elements.found:
         assert not {"src", "href", "srcset", "action"} & attributes.keys()
+
+
+def test_scripts_are_hashed_as_a_browser_reads_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("plotly.offline.get_plotlyjs", lambda: "one();\r\ntwo();\rthree();")
+    text = page(read_contents(write_record(tmp_path / "r.jsonl")))
+    digest = base64.b64encode(hashlib.sha256(b"one();\ntwo();\nthree();").digest()).decode()
+    assert f"sha256-{digest}" in text
 
 
 def test_a_killed_run_says_so_on_the_page(tmp_path: Path) -> None:

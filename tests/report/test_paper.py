@@ -50,7 +50,7 @@ def test_the_picture_holds_the_numbers_of_the_record(tmp_path: Path) -> None:
         {"ending": "killed"},
         {"tokens": [n % 7 for n in range(200)]},
     ],
-    ids=str,
+    ids=["lens", "routed", "no declared tokens", "no lens", "empty", "killed", "long"],
 )
 def test_pictures_of_all_kinds_of_records(options: dict[str, Any], tmp_path: Path) -> None:
     contents = read_contents(write_record(tmp_path / "r.jsonl", **options))
@@ -64,7 +64,7 @@ def test_pictures_of_all_kinds_of_records(options: dict[str, Any], tmp_path: Pat
     assert width >= 1000 and height >= 500
     # Not a blank sheet.
     pixels = matplotlib.image.imread(_file(tmp_path / "p.png", png))
-    assert len(np.unique(pixels.reshape(-1, pixels.shape[-1]), axis=0)) > 50
+    assert len(set(map(tuple, pixels[::4, ::4].reshape(-1, pixels.shape[-1]).tolist()))) > 20
 
 
 def _file(path: Path, data: bytes) -> Path:
