@@ -56,6 +56,7 @@ def header_of(
         "component": "target",
         "backend": "production",
         "activations": "f32",
+        "kv": "f32",
         "executed_layers": list(range(LAYERS)),
         "tokens": list(tokens),
         "tokens_sha256": "0" * 64,
