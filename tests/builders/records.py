@@ -24,7 +24,7 @@ TEXTS = {
     "3": "<img src=x onerror=alert(1)>",
     "4": "$\\frac$",  # no formula: whoever reads it as one fails
     "5": "%{z} & {{ run }}",
-    "6": "\U0001f600\u202e\n",
+    "6": "\u7684\U0001f600\u202e\n",
 }
 LAYERS = 3
 EXPERTS = 4

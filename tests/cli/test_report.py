@@ -78,7 +78,7 @@ def test_what_exists_is_kept_unless_forced(record: Path, tmp_path: Path, cli: Ru
         (["-o", "run.jsonl", "--force"], "is the record itself"),
         (["-o", "link.html", "--force"], "is the record itself"),
         (["-o", "x", "--png", "./x"], "two outputs have the same path"),
-        (["-o", "."], "is a directory"),
+        (["-o", "x.html", "--png", "."], "is a directory"),
         (["-o", "absent/x.html"], "absent does not exist; create it first"),
     ],
 )

@@ -44,13 +44,14 @@ def test_the_picture_holds_the_numbers_of_the_record(tmp_path: Path) -> None:
     [
         {},
         {"routed": True},
+        {"tokens": (4, 5, 6), "declared": (6,)},
         {"declared": ()},
         {"declared": None},
         {"tokens": ()},
         {"ending": "killed"},
         {"tokens": [n % 7 for n in range(200)]},
     ],
-    ids=["lens", "routed", "no declared tokens", "no lens", "empty", "killed", "long"],
+    ids=["lens", "routed", "glyphs", "no declared tokens", "no lens", "empty", "killed", "long"],
 )
 def test_pictures_of_all_kinds_of_records(options: dict[str, Any], tmp_path: Path) -> None:
     contents = read_contents(write_record(tmp_path / "r.jsonl", **options))
