@@ -290,3 +290,12 @@ def test_a_capture_that_is_not_finite_is_refused(tmp_path: Path) -> None:
     write_captures(tmp_path / "c.safetensors", {"a": np.array([1.0, np.nan])}, {})
     with pytest.raises(UsageError, match="not finite"):
         read_capture(tmp_path / "c.safetensors", "a")
+
+
+def test_a_field_given_twice_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "twice.json"
+    path.write_text(
+        '{"interventions": [{"site": "0.ffn", "do": "zero", "do": "scale", "factor": 2}]}'
+    )
+    with pytest.raises(UsageError, match="duplicate key 'do'"):
+        load_interventions(path, 8)

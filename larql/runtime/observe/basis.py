@@ -44,7 +44,14 @@ def seeded_basis(dims: int, hidden: int, seed: int) -> Basis:
     dims, hidden : int
         Shape.
     seed : int
+
+    Raises
+    ------
+    UsageError
+        If there are more rows than ``hidden``: they would say nothing that fewer do not.
     """
+    if dims > hidden:
+        raise UsageError(f"--basis-dims {dims}: expected at most the carrier's width, {hidden}")
     count = dims * hidden
     stream = hashlib.shake_256(f"larql basis {seed}".encode()).digest(-(-count // 8))
     bits = np.unpackbits(np.frombuffer(stream, np.uint8), count=count, bitorder="little")

@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from larql.errors import UsageError
+from larql.format.untrusted import read_json_object
 from larql.runtime.observe.capture import read_capture
 from larql.runtime.observe.sites import WriteSite, parse_positions, parse_site
 
@@ -121,11 +122,8 @@ def load_interventions(path: Path, hidden: int) -> tuple[Intervention, ...]:
     UsageError
         Naming the entry and what is wrong with it.
     """
-    try:
-        document = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        raise UsageError(f"{path}: cannot be read as JSON: {error}") from None
-    if not isinstance(document, dict) or document.keys() != {"interventions"}:
+    document = read_json_object(path, UsageError, infinity=False)
+    if document.keys() != {"interventions"}:
         raise UsageError(f'{path}: expected {{"interventions": [...]}} and nothing else')
     entries = document["interventions"]
     if not isinstance(entries, list) or not entries:
