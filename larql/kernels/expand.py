@@ -7,11 +7,11 @@ from typing import Any
 from llvmlite import ir
 
 from larql.kernels.encodings import BLOCKS
-from larql.kernels.integer_rows import EIGHT, edges
+from larql.kernels.integer_rows import EIGHT
 from larql.kernels.integers import GROUP, INTEGERS, integer_emitter
 from larql.kernels.jit import cgutils, instruction, types
 from larql.kernels.levels import emitter
-from larql.kernels.memory import offset, read, write
+from larql.kernels.memory import edges, offset, read, write
 from larql.kernels.scales import SCALES
 from larql.kernels.unpack import UNPACK
 from larql.kernels.vector import LANES

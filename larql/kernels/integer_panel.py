@@ -10,10 +10,10 @@ from typing import Any
 
 from llvmlite import ir
 
-from larql.kernels.integer_rows import SUMS, TERMS, edges
+from larql.kernels.integer_rows import SUMS, TERMS
 from larql.kernels.integers import GROUP, INTEGERS, integer_emitter
 from larql.kernels.jit import cgutils, instruction, types
-from larql.kernels.memory import offset, read, write
+from larql.kernels.memory import edges, offset, read, write
 from larql.kernels.vector import constant, fused, shuffled, spread
 
 __all__ = ["WIDTH", "integer_panel"]

@@ -18,26 +18,17 @@ from llvmlite import ir
 from larql.kernels.encodings import BLOCKS
 from larql.kernels.integers import GROUP, INTEGERS, QUADS, Group, integer_emitter
 from larql.kernels.jit import cgutils, instruction, types
-from larql.kernels.memory import offset, prefetch, read, write
+from larql.kernels.memory import edges, offset, prefetch_lines, read, write
 from larql.kernels.scales import SCALES
 from larql.kernels.vector import constant, fused, shuffled, spread
 
-__all__ = ["EIGHT", "SUMS", "TERMS", "edges", "integer_rows"]
+__all__ = ["EIGHT", "SUMS", "TERMS", "integer_rows"]
 
 EIGHT = 8
 TERMS = 2  # float32 of a group of activations: d and d S of the whole group
 SUMS = 3  # int32 of a group of activations: S of both halves and of the whole group
 _WORD, _I32 = ir.IntType(64), ir.IntType(32)
 _FLOATS = ir.VectorType(ir.FloatType(), EIGHT)
-
-
-def edges(builder: Any, base: Any, stride: Any, last: Any, count: int) -> list[Any]:
-    """Emit `count` addresses from `base` on; those past `last` repeat it."""
-    found = []
-    for index in range(count):
-        at = builder.select(builder.icmp_signed("<", _WORD(index), last), _WORD(index), last)
-        found.append(builder.add(base, builder.mul(at, stride)))
-    return found
 
 
 def _sums(builder: Any, pairs: list[Any]) -> Any:
@@ -132,7 +123,6 @@ def integer_rows(
                 if bias:
                     sum_ = b.mul(vector.sum(unit, units), _I32(bias))
                     dot = b.sub(dot, spread(b, sum_, EIGHT))
-
                 scale = b.fmul(numbers[one.scales[unit]], spread(b, d, EIGHT))
                 result = fused(b, b.sitofp(dot, _FLOATS), scale, b.load(total))
                 if meaning.shifted:
@@ -147,8 +137,7 @@ def integer_rows(
             # Rows lie one after the other: each turn fetches its share of those to come.
             share = geometry.nbytes * EIGHT
             coming = b.add(b.add(weight, ahead), b.mul(loop.index, _WORD(share)))
-            for line in range(0, share, 64):
-                prefetch(b, b.add(coming, _WORD(line)))
+            prefetch_lines(b, coming, share)
             found_at = [b.add(row, skip) for row in rows]
             streams = [meaning.groups(level, found_at[row :: EIGHT // 2]) for row in range(4)]
             if scales.emit is None:

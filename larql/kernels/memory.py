@@ -9,13 +9,14 @@ from typing import Any
 
 from llvmlite import ir
 
-from larql.kernels.jit import cgutils, instruction, types
+from larql.kernels.jit import cgutils, device, instruction, types
 from larql.kernels.vector import F32, LANES
 
 __all__ = [
     "address_of",
     "call_kernel",
-    "fetch",
+    "edges",
+    "fetch_lines",
     "load",
     "load_f32",
     "load_f64",
@@ -30,6 +31,7 @@ __all__ = [
     "words",
 ]
 
+LINE = 64  # bytes of a cache line
 _SCALARS: dict[str, tuple[Any, Any]] = {
     "f32": (types.float32, ir.FloatType()),
     "f64": (types.float64, ir.DoubleType()),
@@ -68,6 +70,26 @@ def prefetch(builder: Any, address: Any) -> None:
     name = "llvm.prefetch.p0"
     found = builder.module.globals.get(name) or ir.Function(builder.module, kind, name)
     builder.call(found, [place, number(0), number(2), number(1)])
+
+
+def prefetch_lines(builder: Any, address: Any, size: int) -> None:
+    """Emit hints that `size` bytes from `address` on will be read."""
+    for line in range(0, size, LINE):
+        prefetch(builder, offset(builder, address, line))
+
+
+def edges(builder: Any, base: Any, stride: Any, last: Any, count: int) -> list[Any]:
+    """Emit `count` addresses, `stride` apart; those past number `last` repeat it.
+
+    So a tile at an edge computes its last row again, to the same bits, instead of being another
+    function.
+    """
+    found = []
+    for index in range(count):
+        at = ir.Constant(ir.IntType(64), index)
+        at = builder.select(builder.icmp_signed("<", at, last), at, last) if index else at
+        found.append(builder.add(base, builder.mul(at, stride)))
+    return found
 
 
 def _loader(kind: str, typingctx: Any, address: Any) -> Any:
@@ -221,7 +243,7 @@ def words(typingctx: Any, values: Any) -> Any:
 
 
 @instruction
-def fetch(typingctx: Any, address: Any) -> Any:
+def _fetch(typingctx: Any, address: Any) -> Any:
     """Have the cache line of `address` read ahead of its use; any address will do."""
 
     def emit(context: Any, builder: Any, sig: Any, args: Any) -> Any:
@@ -229,6 +251,13 @@ def fetch(typingctx: Any, address: Any) -> Any:
         return context.get_dummy_value()
 
     return types.void(types.int64), emit
+
+
+@device
+def fetch_lines(address: int, size: int) -> None:
+    """Have `size` bytes from `address` on read ahead of their use; any address will do."""
+    for line in range(0, size, LINE):
+        _fetch(address + line)
 
 
 @instruction

@@ -7,7 +7,7 @@ from typing import Any
 from llvmlite import ir
 
 from larql.kernels.jit import cgutils, device, instruction, types
-from larql.kernels.memory import prefetch, read, write
+from larql.kernels.memory import edges, prefetch_lines, read, write
 from larql.kernels.shape import narrow, narrow_rows, tile_columns, tile_rows
 from larql.kernels.stored import read_stored, size_of, stored_bytes
 from larql.kernels.vector import F32, LANES, constant, fused, spread
@@ -15,7 +15,6 @@ from larql.kernels.vector import F32, LANES, constant, fused, spread
 __all__ = ["outer_product"]
 
 _WORD = ir.IntType(64)
-_LINE = 64
 
 
 @instruction
@@ -41,20 +40,15 @@ def _tile(
 
     def emit(context: Any, builder: Any, sig: Any, args: Any) -> Any:
         _, a, a_stride, last, b, b_stride, count, ahead, out, out_stride = args
-        rows, targets = [], []
-        for index in range(variant.rows):
-            at = _WORD(index)
-            at = builder.select(builder.icmp_signed("<", at, last), at, last) if index else at
-            rows.append(builder.add(a, builder.mul(at, a_stride)))
-            targets.append(builder.add(out, builder.mul(at, out_stride)))
+        rows = edges(builder, a, a_stride, last, variant.rows)
+        targets = edges(builder, out, out_stride, last, variant.rows)
         zero = constant(F32.llvm, 0.0)
         groups, size = range(variant.columns), LANES * size_of(variant)
         sums = [[cgutils.alloca_once_value(builder, zero) for _ in groups] for _ in rows]
         with cgutils.for_range(builder, count, intp=_WORD) as loop:
             start = builder.add(b, builder.mul(loop.index, b_stride))
-            for line in range(0, variant.columns * size, _LINE):
-                # Not into the first level: the blocks that are worked on fill it.
-                prefetch(builder, builder.add(builder.add(start, ahead), _WORD(line)))
+            # Not into the first level: the blocks that are worked on fill it.
+            prefetch_lines(builder, builder.add(start, ahead), variant.columns * size)
             values = [
                 read_stored(variant, builder, builder.add(start, _WORD(group * size)))
                 for group in groups

@@ -21,10 +21,11 @@ from larql.kernels.jit import Variant, compiled_address, kernel
 from larql.kernels.memory import call_kernel, load_i64
 from larql.kernels.threads import launch, threads
 
-__all__ = ["Job", "Part", "check_parts", "rounded_up", "run_together", "share_rows"]
+__all__ = ["Job", "Part", "check_parts", "panel_rows", "rounded_up", "run_together", "share_rows"]
 
 _TASK_BYTES = 16 << 10
 _TASKS_PER_THREAD = 8  # so that threads finish together on busy cores
+_PANEL_MULTIPLE = 4  # the rows of the tallest tile
 _MOST = 4  # jobs whose words fit a call
 _HEAD = 3  # words for each job before their own: last task + 1, function, where its words begin
 
@@ -129,6 +130,12 @@ def share_rows(rows: int, row_bytes: int, multiple: int) -> int:
     """Return how many rows a task takes when rows are decoded in registers."""
     least = max(1, _TASK_BYTES // max(row_bytes, 1))
     return rounded_up(max(least, -(-rows // (_TASKS_PER_THREAD * threads()))), multiple)
+
+
+def panel_rows(rows: int, stride: int, most: int) -> int:
+    """Return how many rows a task takes when it decodes a panel, `stride` bytes each of `most`."""
+    tall = max(_PANEL_MULTIPLE, most // stride)
+    return rounded_up(min(tall, -(-rows // (_TASKS_PER_THREAD * threads()))), _PANEL_MULTIPLE)
 
 
 def rounded_up(value: int, multiple: int) -> int:

@@ -19,8 +19,16 @@ from larql.kernels.check import address, float_matrix
 from larql.kernels.encodings import block
 from larql.kernels.expand import PREPARED, expand, expand_rest, prepare, prepared_room
 from larql.kernels.jit import Variant, compiled_address, kernel
-from larql.kernels.memory import call_kernel, fetch, load_i64
-from larql.kernels.parts import Job, Part, check_parts, rounded_up, run_together, share_rows
+from larql.kernels.memory import call_kernel, fetch_lines, load_i64
+from larql.kernels.parts import (
+    Job,
+    Part,
+    check_parts,
+    panel_rows,
+    rounded_up,
+    run_together,
+    share_rows,
+)
 from larql.kernels.shape import (
     narrow,
     scale_count,
@@ -29,7 +37,7 @@ from larql.kernels.shape import (
     tile_columns,
     tile_rows,
 )
-from larql.kernels.threads import scratch, threads
+from larql.kernels.threads import scratch
 from larql.kernels.tile import coded_tile, plain_tile
 
 __all__ = ["expander", "products"]
@@ -68,8 +76,7 @@ def _coded_rows(variant: Any, p: int, task: int, worker: int) -> None:
     room = prepared_room(variant)
     row = task * share
     end = min(row + share, rows)
-    for line in range(0, batch * stride, 64):
-        fetch(weight + row * stride + line)
+    fetch_lines(weight + row * stride, batch * stride)
     while row < end:
         height = min(batch, end - row)
         first = weight + row * stride
@@ -110,9 +117,7 @@ def _panel(variant: Any, p: int, task: int, worker: int) -> None:
             o = out + column * out_stride + (first + row) * 4
             last = height - 1 - row
             if column == 0:  # what the next task decodes comes while this one multiplies
-                ahead = weight + (first + share + row) * stride
-                for line in range(0, tile_rows(variant) * stride, 64):
-                    fetch(ahead + line)
+                fetch_lines(weight + (first + share + row) * stride, tile_rows(variant) * stride)
             if width == wide:
                 plain_tile(
                     variant, w, decoded_stride, last, v, x_stride, left - 1, columns, o, out_stride
@@ -173,8 +178,7 @@ def _stride(part: Part) -> int:
 
 
 def _share(part: Part) -> int:
-    tall = max(4, _PANEL_BYTES // _stride(part))
-    return rounded_up(min(tall, -(-part.rows // (8 * threads()))), 4)
+    return panel_rows(part.rows, _stride(part), _PANEL_BYTES)
 
 
 def _by_panels(part: Part, x: npt.NDArray[np.float32], place: int, slot: int) -> Job:

@@ -26,8 +26,16 @@ from larql.kernels.integer_panel import integer_panel
 from larql.kernels.integer_rows import EIGHT, integer_rows
 from larql.kernels.integers import GROUP, INTEGERS, alike, integer_bias
 from larql.kernels.jit import Variant, compiled_address, kernel
-from larql.kernels.memory import call_kernel, fetch, load_i64
-from larql.kernels.parts import Job, Part, check_parts, rounded_up, run_together, share_rows
+from larql.kernels.memory import call_kernel, fetch_lines, load_i64
+from larql.kernels.parts import (
+    Job,
+    Part,
+    check_parts,
+    panel_rows,
+    rounded_up,
+    run_together,
+    share_rows,
+)
 from larql.kernels.rounding import QuantizedRows
 from larql.kernels.scales import EIGHT_SPARE
 from larql.kernels.shape import (
@@ -39,7 +47,7 @@ from larql.kernels.shape import (
     tile_rows,
     unit_count,
 )
-from larql.kernels.threads import scratch, threads
+from larql.kernels.threads import scratch
 
 __all__ = ["products_q8", "takes_integers"]
 
@@ -60,8 +68,7 @@ def _rows(variant: Any, p: int, task: int, worker: int) -> None:
     room = prepared_room(variant)
     end = min((task + 1) * share, rows)
     row = task * share
-    for line in range(0, ahead, 64):
-        fetch(weight + row * stride + line)
+    fetch_lines(weight + row * stride, ahead)
     while row < end:
         first, last = weight + row * stride, end - 1 - row
         prepare_eight(variant, first, stride, last, blocks, room)
@@ -121,9 +128,7 @@ def _panel(variant: Any, p: int, task: int, worker: int) -> None:
             o = out + (column * rows + first + row) * 4
             last = height - 1 - row
             if column == 0:  # what the next task unpacks comes while this one multiplies
-                ahead = weight + (first + share + row) * stride
-                for line in range(0, tile_rows(variant) * stride, 64):
-                    fetch(ahead + line)
+                fetch_lines(weight + (first + share + row) * stride, tile_rows(variant) * stride)
             if width == wide:
                 integer_panel(
                     variant, w, panel_stride, last, scales, shifts, groups, bias,
@@ -170,11 +175,10 @@ def takes_integers(encoding: str, columns: int) -> bool:
 def _one_by_one(part: Part, x: QuantizedRows) -> Job:
     stride = part.row_bytes
     share = share_rows(part.rows, stride, EIGHT)
-    eight = EIGHT * stride
     words = (
         part.address, stride, part.rows, part.columns // block(part.encoding).elements,
         *_addresses(x), part.columns // GROUP, x.count, address(part.out), share,
-        rounded_up(_AHEAD_BYTES, eight),
+        rounded_up(_AHEAD_BYTES, EIGHT * stride),
     )  # fmt: skip
     return Job(_few(part.encoding), -(-part.rows // share), words)
 
@@ -185,8 +189,7 @@ def _stride(part: Part) -> int:
 
 
 def _share(part: Part) -> int:
-    tall = max(4, _PANEL_BYTES // _stride(part))
-    return rounded_up(min(tall, -(-part.rows // (8 * threads()))), 4)
+    return panel_rows(part.rows, _stride(part), _PANEL_BYTES)
 
 
 def _by_panels(part: Part, x: QuantizedRows, place: int, slot: int) -> Job:

@@ -14,7 +14,7 @@ from llvmlite import ir
 from larql.kernels.encodings import BLOCKS
 from larql.kernels.jit import cgutils, instruction, types
 from larql.kernels.levels import emitter
-from larql.kernels.memory import prefetch, read, read_part, write
+from larql.kernels.memory import edges, prefetch_lines, read, read_part, write
 from larql.kernels.scales import SCALES
 from larql.kernels.unpack import UNPACK
 from larql.kernels.vector import F32, LANES, constant, fused, halve, halve_four
@@ -25,11 +25,7 @@ _WORD = ir.IntType(64)
 
 
 class _Tile:
-    """Sums of rows × columns, and the addresses they are made from.
-
-    Rows past the last valid one repeat it, and columns likewise: a tile at the edge computes its
-    last row again, to the same bits, instead of being another function.
-    """
+    """Sums of rows × columns, and the addresses they are made from; see `edges` for the last."""
 
     def __init__(
         self, builder: Any, rows: int, columns: int, last_row: Any, last_column: Any
@@ -41,30 +37,15 @@ class _Tile:
             [cgutils.alloca_once_value(builder, zero) for _ in range(columns)] for _ in range(rows)
         ]
 
-    def _places(self, base: Any, stride: Any, count: int, last: Any) -> list[Any]:
-        b = self.builder
-        found = []
-        for index in range(count):
-            at = _WORD(index)
-            at = b.select(b.icmp_signed("<", at, last), at, last) if index else at
-            found.append(b.add(base, b.mul(at, stride)))
-        return found
-
     def rows(self, base: Any, stride: Any) -> list[Any]:
         """Emit the addresses of the tile's rows."""
-        return self._places(base, stride, len(self.sums), self.last_row)
+        return edges(self.builder, base, stride, self.last_row, len(self.sums))
 
     def columns(self, base: Any, stride: Any) -> list[Any]:
         """Emit the addresses of the tile's columns."""
-        return self._places(base, stride, len(self.sums[0]), self.last_column)
+        return edges(self.builder, base, stride, self.last_column, len(self.sums[0]))
 
-    def add(self, weights: Any, column: int, value: Any) -> None:
-        """Emit weights[r] * value, added to column's sums."""
-        for weight, row in zip(weights, self.sums, strict=True):
-            place = row[column]
-            self.builder.store(fused(self.builder, weight, value, self.builder.load(place)), place)
-
-    def add_one(self, row: int, column: int, weight: Any, value: Any) -> None:
+    def add(self, row: int, column: int, weight: Any, value: Any) -> None:
         """Emit weight * value, added to the sum of a row and a column."""
         place = self.sums[row][column]
         self.builder.store(fused(self.builder, weight, value, self.builder.load(place)), place)
@@ -132,8 +113,7 @@ def coded_tile(
             # Rows lie one after the other: each turn fetches its share of those to come.
             share = size * variant.rows
             coming = builder.add(builder.add(weight, ahead), builder.mul(loop.index, _WORD(share)))
-            for line in range(0, share, 64):
-                prefetch(builder, builder.add(coming, _WORD(line)))
+            prefetch_lines(builder, coming, share)
             # Row by row: taking all rows' weights first keeps the units of a core waiting.
             for r, (row, number) in enumerate(zip(rows, numbers, strict=True)):
                 block = builder.add(row, skip)
@@ -141,7 +121,7 @@ def coded_tile(
                 for group, value in enumerate(weights):
                     for c, vector in enumerate(vectors):
                         place = builder.add(builder.add(vector, at), _WORD(group * 4 * LANES))
-                        tile.add_one(r, c, value, read(builder, place, F32.llvm))
+                        tile.add(r, c, value, read(builder, place, F32.llvm))
         tile.finish(outputs)
         return context.get_dummy_value()
 
@@ -179,13 +159,17 @@ def plain_tile(
             at = builder.mul(loop.index, _WORD(4 * LANES))
             weights = [read(builder, builder.add(row, at), F32.llvm) for row in rows]
             for c, vector in enumerate(vectors):
-                tile.add(weights, c, read(builder, builder.add(vector, at), F32.llvm))
+                value = read(builder, builder.add(vector, at), F32.llvm)
+                for r, w in enumerate(weights):
+                    tile.add(r, c, w, value)
         rest = builder.and_(columns, _WORD(LANES - 1))
         with builder.if_then(builder.icmp_unsigned("!=", rest, _WORD(0)), likely=False):
             at = builder.mul(groups, _WORD(4 * LANES))
             weights = [read(builder, builder.add(row, at), F32.llvm) for row in rows]
             for c, vector in enumerate(vectors):
-                tile.add(weights, c, read_part(builder, builder.add(vector, at), rest))
+                value = read_part(builder, builder.add(vector, at), rest)
+                for r, w in enumerate(weights):
+                    tile.add(r, c, w, value)
         tile.finish(outputs)
         return context.get_dummy_value()
 

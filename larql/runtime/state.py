@@ -151,10 +151,9 @@ class RowRegion(KvRegion):
 
     def write(self, start: int, keys: Floats, values: Floats) -> None:
         """Store rows of positions ``start, start + 1, …``."""
-        slots = np.arange(start, start + len(keys)) % self.capacity
+        positions = np.arange(start, start + len(keys))
         with np.errstate(over="ignore"):  # float16 has infinity for what it cannot hold
-            self.keys[slots] = keys
-            self.values[slots] = values
+            self.restore(KvSnapshot(positions, keys, values))
 
 
 @dataclass(frozen=True)

@@ -326,8 +326,9 @@ def _head_weights(mixer: SoftmaxAttention, query: Float64, keys: Float64, head: 
 
 def _attend(mixer: SoftmaxAttention, query: Float64, region: RowRegion, position: int) -> Float64:
     """Return the mixed values of one position, all heads side by side."""
-    slots = _seen(mixer, position) % region.capacity
-    keys, values = (part[slots].astype(np.float64) for part in (region.keys, region.values))
+    seen = _seen(mixer, position)
+    keys = region.key_rows(seen).astype(np.float64)
+    values = region.value_rows(seen).astype(np.float64)
     group = mixer.heads // mixer.kv_heads
     mixed = np.empty((mixer.heads, mixer.value_dim))
     for head in range(mixer.heads):
