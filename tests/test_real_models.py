@@ -174,7 +174,7 @@ def test_a_window_of_512_slides(g: Model) -> None:
     whole = Session(run.prepared, 700).advance(tokens)
     session = Session(run.prepared, 700, 3)
     assert session.advance(tokens).tobytes() == whole.tobytes()
-    assert session.state.region(0).capacity == 576
+    assert session.state.regions[0].capacity == 576
 
 
 def check_draft_gate(container: Container, tokens: list[int]) -> None:

@@ -13,7 +13,7 @@ from larql.cli.options import Model
 from larql.cli.output import output_of
 from larql.errors import LarqlError
 from larql.format.container import Container
-from larql.format.graph import Component, DenseFfn, SoftmaxAttention
+from larql.format.graph import Component
 
 __all__ = ["command"]
 
@@ -107,15 +107,7 @@ def _layer_facts(component: Component) -> Iterator[tuple[int, str, str]]:
     for layer in component.layers:
         texts = {"attention": "", "ffn": ""}
         for block in layer.blocks:
-            mixer = block.mixer
-            if isinstance(mixer, SoftmaxAttention):
-                span = "full" if mixer.window is None else f"window {mixer.window}"
-                rope = "no rope" if mixer.rope is None else f"rope θ {mixer.rope.theta:g}"
-                texts[block.site] = (
-                    f"softmax {mixer.heads}/{mixer.kv_heads} × {mixer.key_dim}, {span}, {rope}"
-                )
-            elif isinstance(mixer, DenseFfn):
-                texts[block.site] = f"{mixer.activation} {mixer.up.outputs}"
+            texts[block.site] = block.mixer.brief()
         yield layer.index, texts["attention"], texts["ffn"]
 
 

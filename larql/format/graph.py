@@ -13,6 +13,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from larql.format.operations import Mixer
+from larql.format.operations.contract import Site
+from larql.format.operations.dense_ffn import Activation, DenseFfn
+from larql.format.operations.linear import Linear, Norm
+from larql.format.operations.rope import Rope, RopeScaling
+from larql.format.operations.softmax_attention import SoftmaxAttention
+from larql.format.operations.states import KvRows, StateSpec
+
 __all__ = [
     "Activation",
     "Block",
@@ -31,88 +39,9 @@ __all__ = [
     "RopeScaling",
     "Site",
     "SoftmaxAttention",
+    "StateSpec",
     "state_schema",
 ]
-
-Site = Literal["attention", "ffn"]
-Activation = Literal["silu", "gelu", "gelu_tanh", "relu", "relu2", "sigmoid"]
-
-
-@dataclass(frozen=True)
-class Norm:
-    """Normalisation over the last axis: ``x / rms(x) * (weight + offset)`` or layer norm.
-
-    Attributes
-    ----------
-    kind : {"rms", "layer"}
-        ``rms``: ``sqrt(mean(x**2) + eps)`` divides; ``layer``: the mean is subtracted first.
-    width : int
-        Length of the normalised axis.
-    eps : float
-        Added to the mean square (or variance) before the root.
-    offset : float
-        Added to the stored weight: 1.0 where a checkpoint stores ``w`` and means ``1 + w``.
-    weight, bias : str or None
-        Operands of shape ``[width]``; None where the operation has none.
-    """
-
-    kind: Literal["rms", "layer"]
-    width: int
-    eps: float
-    offset: float = 0.0
-    weight: str | None = None
-    bias: str | None = None
-
-
-@dataclass(frozen=True)
-class Linear:
-    """``y = W x + b`` with ``W`` of shape ``[outputs, inputs]`` and ``b`` of ``[outputs]``."""
-
-    weight: str
-    outputs: int
-    inputs: int
-    bias: str | None = None
-
-
-@dataclass(frozen=True)
-class RopeScaling:
-    """How rotary frequencies are stretched.
-
-    ``linear`` divides every frequency by ``factor``. ``llama3`` divides those whose wavelength
-    exceeds ``original_context / low_freq_factor``, keeps those below
-    ``original_context / high_freq_factor`` and interpolates between.
-    """
-
-    kind: Literal["linear", "llama3"]
-    factor: float
-    low_freq_factor: float | None = None
-    high_freq_factor: float | None = None
-    original_context: int | None = None
-
-
-@dataclass(frozen=True)
-class Rope:
-    """Rotary position embedding over the first ``dims`` of a head.
-
-    Attributes
-    ----------
-    layout : {"half", "adjacent"}
-        Which element is turned with element i: ``i + dims/2``, or the neighbour ``2i, 2i+1``.
-    dims : int
-        Number of leading dimensions that turn.
-    theta : float
-        Pair i turns by ``theta ** (-2 i / dims)`` radians per position.
-    scaling : RopeScaling or None
-        Closed-form stretching of the frequencies.
-    factors : str or None
-        Operand of shape ``[dims / 2]`` that divides the frequencies.
-    """
-
-    layout: Literal["half", "adjacent"]
-    dims: int
-    theta: float
-    scaling: RopeScaling | None = None
-    factors: str | None = None
 
 
 @dataclass(frozen=True)
@@ -123,59 +52,6 @@ class Embed:
     vocab: int
     width: int
     scale: float = 1.0
-
-
-@dataclass(frozen=True)
-class SoftmaxAttention:
-    """Causal softmax attention with grouped heads.
-
-    Attributes
-    ----------
-    heads, kv_heads : int
-        Query heads, and key/value heads that they share in equal groups.
-    key_dim, value_dim : int
-        Width of one head's queries and keys, and of its values.
-    scale : float
-        Factor of the query-key products.
-    window : int or None
-        A query at position q sees keys ``q - window < k <= q``; None: all ``k <= q``.
-    softcap : float or None
-        Scores become ``softcap * tanh(score / softcap)`` before the mask.
-    q, k, v, o : Linear
-        Projections; rows of q, k, v are heads in order.
-    q_norm, k_norm : Norm or None
-        Per-head norms, before rope.
-    rope : Rope or None
-        Rotary embedding of queries and keys; None: no positions.
-    """
-
-    heads: int
-    kv_heads: int
-    key_dim: int
-    value_dim: int
-    scale: float
-    q: Linear
-    k: Linear
-    v: Linear
-    o: Linear
-    window: int | None = None
-    softcap: float | None = None
-    q_norm: Norm | None = None
-    k_norm: Norm | None = None
-    rope: Rope | None = None
-
-
-@dataclass(frozen=True)
-class DenseFfn:
-    """``down(activation(gate x) * up x)``, or ``down(activation(up x))`` without a gate."""
-
-    activation: Activation
-    up: Linear
-    down: Linear
-    gate: Linear | None = None
-
-
-Mixer = SoftmaxAttention | DenseFfn
 
 
 @dataclass(frozen=True)
@@ -211,21 +87,6 @@ class Head:
     tied: bool
     multiplier: float = 1.0
     softcap: float | None = None
-
-
-@dataclass(frozen=True)
-class KvRows:
-    """Continuation state of one attention layer: one key and one value row per position.
-
-    ``span`` is ``full``, or ``window`` with ``window`` positions visible to a query.
-    """
-
-    layer: int
-    heads: int
-    key_dim: int
-    value_dim: int
-    span: Literal["full", "window"]
-    window: int | None = None
 
 
 @dataclass(frozen=True)
@@ -269,21 +130,11 @@ class Graph:
     edges: tuple[Edge, ...] = ()
 
 
-def state_schema(component: Component) -> tuple[KvRows, ...]:
-    """Return the continuation state that a component's layers keep, in layer order."""
-    regions = []
-    for layer in component.layers:
-        for block in layer.blocks:
-            mixer = block.mixer
-            if isinstance(mixer, SoftmaxAttention):
-                regions.append(
-                    KvRows(
-                        layer=layer.index,
-                        heads=mixer.kv_heads,
-                        key_dim=mixer.key_dim,
-                        value_dim=mixer.value_dim,
-                        span="full" if mixer.window is None else "window",
-                        window=mixer.window,
-                    )
-                )
-    return tuple(regions)
+def state_schema(component: Component) -> tuple[StateSpec, ...]:
+    """Return the continuation state that a component's layers keep, in execution order."""
+    return tuple(
+        spec
+        for layer in component.layers
+        for block in layer.blocks
+        for spec in block.mixer.state(layer.index)
+    )

@@ -96,7 +96,7 @@ def graph_from_json(document: object, where: str) -> g.Graph:
             g.Component, {k: v for k, v in raw.items() if k != "state"}, path, where
         )
         _check_component(component, path, where)
-        stated = _decode(tuple[g.KvRows, ...], raw.get("state"), f"{path}.state", where)
+        stated = _decode(tuple[g.StateSpec, ...], raw.get("state"), f"{path}.state", where)
         if stated != g.state_schema(component):
             raise ContainerError(
                 f"{where}: {path}.state contradicts the state that the component's operations keep"

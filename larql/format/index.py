@@ -21,6 +21,7 @@ from larql.format.generation import (
     require_generation,
 )
 from larql.format.names import check_relative_name
+from larql.format.rows import RowSelection
 from larql.format.untrusted import read_json_object
 
 __all__ = [
@@ -84,7 +85,9 @@ class SourceBinding:
     encoding : str
         Encoding of the tensor in the checkpoint.
     sha256 : str
-        Of the tensor's bytes in the checkpoint.
+        Of the bytes in the checkpoint: the tensor's, or those of the rows that were taken.
+    rows : RowSelection or None
+        Which rows of the tensor were taken; None: all.
     extra : mapping
         Fields that this build does not know.
     """
@@ -92,6 +95,7 @@ class SourceBinding:
     tensor: str
     encoding: str
     sha256: str
+    rows: RowSelection | None = None
     extra: Mapping[str, object] = field(default_factory=dict, compare=False)
 
 
@@ -247,6 +251,7 @@ def _representation_json(value: Representation) -> dict[str, object]:
             "tensor": value.source.tensor,
             "encoding": value.source.encoding,
             "sha256": value.source.sha256,
+            **_rows_json(value.source.rows),
             **value.source.extra,
         },
     }
@@ -254,6 +259,10 @@ def _representation_json(value: Representation) -> dict[str, object]:
         document["requested"] = value.requested
     document.update(value.extra)
     return document
+
+
+def _rows_json(rows: RowSelection | None) -> dict[str, object]:
+    return {} if rows is None else {"rows": [rows.first, rows.length, rows.stride, rows.runs]}
 
 
 class _Reader:
@@ -285,6 +294,22 @@ class _Reader:
         value = self.document.get(key)
         if isinstance(value, bool) or not isinstance(value, int) or value < 0:
             raise self.fail(key, "a count")
+        return value
+
+    def rows(self, key: str) -> RowSelection | None:
+        if self.document.get(key) is None:
+            return None
+        found = RowSelection(*self.counts(key, 4))
+        if not found.fits(found.end):
+            raise self.fail(key, "runs of rows that do not overlap")
+        return found
+
+    def counts(self, key: str, length: int) -> list[int]:
+        value = self.document.get(key)
+        if not isinstance(value, list) or len(value) != length:
+            raise self.fail(key, f"an array of {length} counts")
+        if not all(type(v) is int and 0 <= v < 1 << 48 for v in value):
+            raise self.fail(key, f"an array of {length} counts")
         return value
 
     def mapping(self, key: str) -> dict[str, object]:
@@ -421,7 +446,8 @@ def _representation(key: str, reader: _Reader) -> Representation:
             source.text("tensor"),
             source.text("encoding"),
             source.sha256("sha256"),
-            source.rest("tensor", "encoding", "sha256"),
+            source.rows("rows"),
+            source.rest("tensor", "encoding", "sha256", "rows"),
         ),
         requested=reader.optional_text("requested"),
         extra=reader.rest(

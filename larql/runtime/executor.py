@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from larql.format.graph import SoftmaxAttention
 from larql.runtime.backends.base import Backend, Carrier
 from larql.runtime.plan import Plan
 from larql.runtime.state import State
@@ -36,10 +35,9 @@ def traverse(
         taps.wrote(carrier)
     for layer in plan.layers:
         for block in layer.blocks:
-            keeps_state = isinstance(block.mixer, SoftmaxAttention)
-            region = state.region(layer.index) if keeps_state else None
+            regions = state.at(layer.index, block.site)
             inner = None if taps is None else taps.block
-            carrier = backend.write(block, carrier, region, state.length, inner)
+            carrier = backend.write(block, carrier, regions, state.length, inner)
             if taps is not None:
                 taps.wrote(carrier)
     return carrier

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from larql.format.closure import OperandContract, block_contracts, operand_contracts
-from larql.format.graph import DenseFfn, Norm, Rope, SoftmaxAttention
+from larql.format.graph import Norm
 from larql.format.index import Representation
 from larql.runtime.plan import Plan
 
@@ -72,11 +72,7 @@ def operations(plan: Plan) -> Iterator[Operation]:
             if block.norm is not None:
                 yield _norm(block.norm, layer.index, block.site, before)
             mixer = block.mixer
-            if isinstance(mixer, SoftmaxAttention):
-                op, detail = "softmax_attention", _attention_text(mixer)
-            else:
-                op, detail = "dense_ffn", _ffn_text(mixer)
-            yield Operation(layer.index, block.site, op, detail, tuple(inner))
+            yield Operation(layer.index, block.site, mixer.op, mixer.words(), tuple(inner))
             if block.post_norm is not None:
                 yield _norm(block.post_norm, layer.index, block.site, after)
             if block.residual_scale != 1.0:
@@ -115,31 +111,3 @@ def _norm(norm: Norm, layer: int | None, site: str, contracts: list[OperandContr
     offset = f", offset {norm.offset:g}" if norm.offset else ""
     detail = f"{norm.kind} over {norm.width}, eps {norm.eps:.9g}{offset}"
     return Operation(layer, site, "norm", detail, tuple(contracts))
-
-
-def _rope_text(rope: Rope | None) -> str:
-    if rope is None:
-        return "no rope"
-    text = f"rope {rope.layout} {rope.dims} θ {rope.theta:.9g}"
-    if rope.scaling is not None:
-        text += f" {rope.scaling.kind} ÷{rope.scaling.factor:.9g}"
-    return text + (" with factors" if rope.factors is not None else "")
-
-
-def _attention_text(mixer: SoftmaxAttention) -> str:
-    parts = [
-        f"{mixer.heads} heads / {mixer.kv_heads} kv × {mixer.key_dim}",
-        f"scale {mixer.scale:.9g}",
-        "full" if mixer.window is None else f"window {mixer.window}",
-        _rope_text(mixer.rope),
-    ]
-    if mixer.q_norm is not None or mixer.k_norm is not None:
-        parts.append("q/k norm")
-    if mixer.softcap is not None:
-        parts.append(f"softcap {mixer.softcap:.9g}")
-    return ", ".join(parts)
-
-
-def _ffn_text(mixer: DenseFfn) -> str:
-    gate = "gated " if mixer.gate is not None else ""
-    return f"{gate}{mixer.activation}, {mixer.up.outputs} wide"

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from larql.errors import UsageError
 from larql.format.closure import OperandContract, operand_contracts
 from larql.format.container import Container
-from larql.format.graph import Component, KvRows, Layer, state_schema
+from larql.format.graph import Component, Layer, StateSpec, state_schema
 from larql.runtime.slices import Draft, ExecutionSlice, Full, LayerRange, layers_of
 
 __all__ = ["Plan", "check_tokens", "make_plan"]
@@ -73,7 +73,7 @@ class Plan:
         tied = self.has_head and self.component.head.weight == embed
         return tuple(c for c in self.contracts() if tied or c.name != embed)
 
-    def state(self) -> tuple[KvRows, ...]:
+    def state(self) -> tuple[StateSpec, ...]:
         """Return the continuation state of the executed layers."""
         executed = set(self.executed_layers)
         return tuple(r for r in state_schema(self.component) if r.layer in executed)

@@ -151,8 +151,7 @@ class Session:
                 f"{self.position + count} positions do not fit a context of {self.context}; give "
                 f"a larger --context"
             )
-        # Only a step of several blocks can overwrite rows that the state before it still needs.
-        entry = self.state.snapshot() if self.position and count > self.chunk else None
+        entry = self.state.mark(several=count > self.chunk)
         began = self.position
         observer = self._observer
         walk = partial(traverse, self.plan, self._backend, self.state, None)
@@ -174,9 +173,7 @@ class Session:
         except BaseException:
             if observer is not None:
                 observer.abandon_step()
-            if entry is not None:
-                self.state.restore(entry)
-            self.state.length = began
+            self.state.undo(entry)
             raise
         return parts[0] if len(parts) == 1 else np.concatenate(parts)
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import hashlib
 import json
 import time
 from pathlib import Path
 
-from larql.format.graph import DenseFfn, SoftmaxAttention
 from larql.runtime.run import Run
 from larql.runtime.session import Session
 
@@ -66,14 +66,18 @@ def _marker(run: Run) -> Path | None:
     plan, operands = run.prepared.plan, run.container.operands
     kinds = {run.prepared.backend.activations, f"kv {run.prepared.backend.kv}"}
     kinds |= {f"encoding {operands[c.name].encoding.name}" for c in plan.contracts()}
-    for layer in plan.layers:
-        for block in layer.blocks:
-            mixer = block.mixer
-            if isinstance(mixer, SoftmaxAttention):
-                rope = "none" if mixer.rope is None else mixer.rope.layout
-                kinds |= {f"rope {rope}", f"q {mixer.q.bias is not None} {mixer.q_norm is None}"}
-            elif isinstance(mixer, DenseFfn):
-                kinds.add(f"ffn {mixer.activation} {mixer.gate is None} {mixer.up.bias is None}")
-            kinds |= {f"norm {n.kind}" for n in (block.norm, block.post_norm) if n is not None}
+    kinds |= {_kind(block) for layer in plan.layers for block in layer.blocks}
     name = hashlib.sha256(json.dumps(sorted(kinds)).encode()).hexdigest()[:16]
     return directory / f"warm-{name}"
+
+
+def _kind(value: object) -> str:
+    """Return which parts an operation has and of which kinds, without its numbers and names."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        parts = [(f.name, _kind(getattr(value, f.name))) for f in dataclasses.fields(value)]
+        inner = ", ".join(f"{name} {part}" for name, part in parts if part)
+        return f"{type(value).__name__}({inner})"
+    if isinstance(value, bool) or value is None:
+        return str(value)
+    # Operands are named <object>/<tensor>; what else is text is a kind.
+    return value if isinstance(value, str) and "/" not in value else ""

@@ -28,6 +28,7 @@ from larql.format.index import (
     index_from_json,
     index_to_json,
 )
+from larql.format.rows import RowSelection
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
@@ -188,7 +189,7 @@ def test_the_schema_of_the_graph_is_documented() -> None:
 
 def index_example() -> Index:
     entry = FileEntry(1, "0" * 64)
-    source = SourceBinding("w", "f32", "0" * 64)
+    source = SourceBinding("w", "f32", "0" * 64, RowSelection.span(0, 1))
     representation = Representation(
         "o/w", "o/w", ENCODINGS["f32"], "source-exact", (1,), "segments/o", "w", source, "q8_0"
     )

@@ -20,6 +20,7 @@ from larql.format.index import (
     load_json,
 )
 from larql.format.names import check_relative_name
+from larql.format.rows import RowSelection
 from tests.builders.containers import edit_index, read_json, write_json
 from tests.builders.mutate import WRONG, paths, removed, replaced, value_at
 
@@ -366,3 +367,16 @@ def test_the_first_representation_of_an_operand_is_bound(document: Any) -> None:
     first = value_at(document, ("representations", "target.embedding/weight"))
     document["representations"]["another"] = {**first, "encoding": "f16"}
     assert read(document).by_operand()["target.embedding/weight"].id == "target.embedding/weight"
+
+
+@pytest.mark.parametrize("rows", [[0, 4, 3, 2], [1, 2, 3], "all", [0, 1, 1, -1], [0, 1.5, 2, 1]])
+def test_rows_of_a_source_are_runs_that_do_not_overlap(document: Any, rows: object) -> None:
+    next(iter(document["representations"].values()))["source"]["rows"] = rows
+    assert "`representations" in refusal(document)
+
+
+def test_rows_of_a_source_are_kept(document: Any) -> None:
+    next(iter(document["representations"].values()))["source"]["rows"] = [2, 3, 4, 5]
+    found = next(iter(read(document).representations.values())).source.rows
+    assert found == RowSelection(2, 3, 4, 5)
+    assert index_to_json(read(document)) == document

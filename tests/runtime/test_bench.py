@@ -110,10 +110,10 @@ def test_a_draft_touches_less(containers: dict[str, Container]) -> None:
 
 def test_state_is_read_up_to_its_window() -> None:
     regions = [
-        {"layers": 2, "bytes_per_position": 10, "window": None},
-        {"layers": 1, "bytes_per_position": 100, "window": 4},
+        {"count": 2, "bytes_per_position": 10, "window": None, "fixed_bytes": 0},
+        {"count": 1, "bytes_per_position": 100, "window": 4, "fixed_bytes": 7},
     ]
-    assert state_bytes(regions, 2, 3) == (20 * (3 + 4 + 5) + 100 * (3 + 4 + 4)) / 3
+    assert state_bytes(regions, 2, 3) == (20 * (3 + 4 + 5) + 100 * (3 + 4 + 4)) / 3 + 7
 
 
 # Arms

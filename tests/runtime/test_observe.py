@@ -278,7 +278,7 @@ def test_patterns_are_what_attention_used(containers: dict[str, Container]) -> N
 
     class Spy(Observation):
         def saw(self, start, tokens, taps, state):  # type: ignore[no-untyped-def]
-            snapshot = state.region(0).snapshot(start + taps.carriers.shape[1])
+            snapshot = state.regions[0].snapshot(start + taps.carriers.shape[1])
             seen.append((taps.blocks[0].heads.copy(), snapshot.positions, snapshot.values.copy()))
             super().saw(start, tokens, taps, state)
 
@@ -467,12 +467,12 @@ def test_routing_is_recorded_as_an_event(containers: dict[str, Container]) -> No
     original = backend.write
     scores = np.array([[2, 1, 0, -1], [0, 0, 0, 0]], np.float32)
 
-    def routes(block, carrier, region, start, taps):  # type: ignore[no-untyped-def]
+    def routes(block, carrier, regions, start, taps):  # type: ignore[no-untyped-def]
         if block.site == "ffn":
             chosen = np.array([[0, 1], [0, 1]])
             weights = np.array([[0.7311, 0.2689], [0.5, 0.5]], np.float32)
             taps.routing = Routing(scores, chosen, weights)
-        return original(block, carrier, region, start, taps)
+        return original(block, carrier, regions, start, taps)
 
     sink = Events()
     session = Session(run.prepared, 8, None, Observation(run.prepared, Declaration(), sink))

@@ -14,7 +14,9 @@ import pytest
 from larql.errors import CompileError, UsageError
 from larql.format.container import Container
 from larql.format.graph import Rope, SoftmaxAttention
-from larql.runtime.backends import reference
+from larql.runtime.backends.reference.backend import ReferenceBackend
+from larql.runtime.backends.reference.rotation import frequencies as rope_frequencies
+from larql.runtime.backends.reference.rotation import rotate
 from larql.runtime.run import RunOptions, open_run
 from larql.runtime.session import Session
 from tests.builders.containers import (
@@ -302,17 +304,17 @@ def rotation(container: Container, layer: int = 0) -> tuple[Rope, Array]:
     assert isinstance(mixer, SoftmaxAttention)
     assert mixer.rope is not None
     backend = run.prepared.backend
-    assert isinstance(backend, reference.ReferenceBackend)
-    return mixer.rope, backend._frequencies(mixer.rope)
+    assert isinstance(backend, ReferenceBackend)
+    return mixer.rope, rope_frequencies(mixer.rope, backend._arithmetic)
 
 
 def turned(rope: Rope, frequency: Array, head: Array, position: int) -> Array:
     """One head turned by the backend, its elements in the order of Hugging Face."""
     if rope.layout == "half":
-        whole: Array = reference._rotate(head[None], rope, frequency, position)[0]
+        whole: Array = rotate(head[None], rope, frequency, position)[0]
         return whole
     pairs = head.reshape(2, -1).T.reshape(1, -1)
-    out = reference._rotate(pairs, rope, frequency, position)[0]
+    out = rotate(pairs, rope, frequency, position)[0]
     return np.concatenate([out[0::2], out[1::2]])
 
 
@@ -364,7 +366,7 @@ def test_a_linear_scaling_divides_on_full_layers_only(tmp_path: Path) -> None:
 def test_part_of_a_head_turns_and_the_rest_does_not(tmp_path: Path) -> None:
     rope = Rope(layout="half", dims=8, theta=100.0)
     head = np.arange(1.0, 17.0)
-    found = reference._rotate(head[None], rope, frequencies(100.0, 8), 3)[0]
+    found = rotate(head[None], rope, frequencies(100.0, 8), 3)[0]
     angle = 3 * frequencies(100.0, 8)
     assert np.allclose(found[:4], head[:4] * np.cos(angle) - head[4:8] * np.sin(angle))
     assert (found[8:] == head[8:]).all()

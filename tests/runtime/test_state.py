@@ -11,7 +11,8 @@ from larql.errors import UsageError
 from larql.format.graph import KvRows
 from larql.kernels.ring import empty_keys, empty_values, write_rows
 from larql.runtime.backends.registry import make_backend
-from larql.runtime.state import RowRegion, State
+from larql.runtime.regions import RowRegion
+from larql.runtime.state import State
 
 
 def spec_of(window: int | None, heads: int = 1, dims: int = 1) -> KvRows:

@@ -21,10 +21,11 @@ from larql.format.graph import (
     Rope,
     SoftmaxAttention,
 )
+from larql.format.rows import RowSelection
 from larql.format.source.checkpoint import SourceTensor
 from larql.format.source.config import ConfigReader
 
-__all__ = ["Binding", "Builder", "Family", "HeadGeometry", "Naming"]
+__all__ = ["Binding", "Builder", "Family", "HeadGeometry", "Naming", "Part"]
 
 
 @dataclass(frozen=True)
@@ -56,10 +57,23 @@ class HeadGeometry:
 
 @dataclass(frozen=True)
 class Binding:
-    """One operand and the checkpoint tensor that fills it."""
+    """One operand and what of a checkpoint fills it.
+
+    Attributes
+    ----------
+    operand : str
+        ``<object>/<tensor>``.
+    source : SourceTensor
+    shape : tuple of int
+        The operand's logical shape.
+    rows : RowSelection or None
+        The rows of the tensor that it is made of; None: all of them.
+    """
 
     operand: str
     source: SourceTensor
+    shape: tuple[int, ...]
+    rows: RowSelection | None = None
 
     @property
     def object(self) -> str:
@@ -70,6 +84,14 @@ class Binding:
     def tensor(self) -> str:
         """The tensor's name inside the object's segment."""
         return self.operand.split("/", 1)[1]
+
+
+@dataclass(frozen=True)
+class Part:
+    """Some rows of a tensor that holds several matrices, and how many rows it has in all."""
+
+    rows: RowSelection
+    total: int
 
 
 @dataclass(frozen=True)
@@ -146,8 +168,30 @@ class Builder:
             raise CompileError(f"{self.where}: tensor {name} is missing from the checkpoint")
         return self.tensors[name].shape
 
-    def bind(self, object_kind: str, tensor: str, source: str, shape: tuple[int, ...]) -> str:
+    def bind(
+        self,
+        object_kind: str,
+        tensor: str,
+        source: str,
+        shape: tuple[int, ...],
+        *,
+        part: Part | None = None,
+        stored: tuple[int, ...] | None = None,
+    ) -> str:
         """Fill an operand from a checkpoint tensor of a known shape.
+
+        Parameters
+        ----------
+        object_kind, tensor : str
+            The operand's object, without the component, and its name in there.
+        source : str
+            The checkpoint's tensor.
+        shape : tuple of int
+            The operand's shape.
+        part : Part or None
+            Which rows of the tensor are taken, and how many it has; None: all of them.
+        stored : tuple of int or None
+            The tensor's own shape where it has axes of one element more.
 
         Returns
         -------
@@ -159,14 +203,18 @@ class Builder:
         CompileError
             If the tensor is missing or has another shape.
         """
+        expected = stored or shape
+        if part is not None:
+            expected = (part.total, *expected[1:])
         found = self.shape(source)
-        if found != shape:
+        if found != expected:
             raise CompileError(
-                f"{self.where}: tensor {source} has shape {list(found)}, expected {list(shape)} "
-                f"from the configuration"
+                f"{self.where}: tensor {source} has shape {list(found)}, expected "
+                f"{list(expected)} from the configuration"
             )
         operand = f"{self.component}.{object_kind}/{tensor}"
-        self.bindings[operand] = Binding(operand, self.tensors[source])
+        rows = None if part is None else part.rows
+        self.bindings[operand] = Binding(operand, self.tensors[source], shape, rows)
         return operand
 
     def leave(self, names: Iterable[str], why: str) -> None:
@@ -175,7 +223,14 @@ class Builder:
             self.left[name] = why
 
     def linear(
-        self, part: str, layer: int, outputs: int, inputs: int, *, bias: bool | None
+        self,
+        part: str,
+        layer: int,
+        outputs: int,
+        inputs: int,
+        *,
+        bias: bool | None,
+        rows: Part | None = None,
     ) -> Linear:
         """Describe a projection of a layer.
 
@@ -185,15 +240,21 @@ class Builder:
             E.g. ``attention.q``.
         bias : bool or None
             Whether it has a bias; None: it has one if the checkpoint carries one.
+        rows : Part or None
+            Which rows of the checkpoint's tensor it is, where that holds several projections.
         """
         kind = f"layer.{layer:03d}"
         weight = self.bind(
-            kind, f"{part}.weight", self.naming.tensor(part, layer, ".weight"), (outputs, inputs)
+            kind,
+            f"{part}.weight",
+            self.naming.tensor(part, layer, ".weight"),
+            (outputs, inputs),
+            part=rows,
         )
         bias_name = self.naming.tensor(part, layer, ".bias")
         bias_operand = None
         if bias or (bias is None and bias_name in self.tensors):
-            bias_operand = self.bind(kind, f"{part}.bias", bias_name, (outputs,))
+            bias_operand = self.bind(kind, f"{part}.bias", bias_name, (outputs,), part=rows)
         return Linear(weight=weight, outputs=outputs, inputs=inputs, bias=bias_operand)
 
     def norm(self, part: str, layer: int | None, width: int, eps: float, offset: float) -> Norm:

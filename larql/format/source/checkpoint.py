@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Literal, Self
 
 from larql.errors import SourceError, UnsupportedRefusal
 from larql.format.encoding import Encoding
+from larql.format.rows import RowSelection, row_count
 from larql.format.source.weight_file import WeightFile
 from larql.format.untrusted import (
     POINTER_LIMIT,
@@ -160,10 +161,20 @@ class Checkpoint(ABC):
         tensor = self._tensor(name)
         return self._files[tensor.file].view(tensor.offset, tensor.nbytes)
 
-    def chunks(self, name: str, size: int = 8 << 20) -> Iterator[bytes]:
+    def chunks(
+        self, name: str, size: int = 8 << 20, rows: RowSelection | None = None
+    ) -> Iterator[bytes]:
         """Yield a tensor's bytes in order, at most ``size`` at a time.
 
         They are read, not mapped, so that streaming a model does not grow resident memory.
+
+        Parameters
+        ----------
+        name : str
+            A key of ``tensors``.
+        size : int
+        rows : RowSelection or None
+            Only these rows, in order; None: all.
 
         Raises
         ------
@@ -171,7 +182,10 @@ class Checkpoint(ABC):
             As :meth:`read`, or if the file ends too early.
         """
         tensor = self._tensor(name)
-        return self._files[tensor.file].chunks(tensor.offset, tensor.nbytes, size)
+        file = self._files[tensor.file]
+        if rows is None:
+            return file.chunks(tensor.offset, tensor.nbytes, size)
+        return _row_chunks(file, tensor, rows, size)
 
     def _tensor(self, name: str) -> SourceTensor:
         tensor = self.tensors.get(name)
@@ -194,6 +208,27 @@ class Checkpoint(ABC):
         trace: TracebackType | None,
     ) -> None:
         self.close()
+
+
+def _row_chunks(
+    file: WeightFile, tensor: SourceTensor, rows: RowSelection, size: int
+) -> Iterator[bytes]:
+    """Yield the bytes of some rows, whole rows at a time."""
+    each = tensor.nbytes // row_count(tensor.shape)
+    most = max(1, size // each) * each
+    kept: list[bytes] = []
+    held = 0
+    for first, count in rows.spans():
+        at, end = tensor.offset + first * each, tensor.offset + (first + count) * each
+        while at < end:
+            taken = min(most - held, end - at)
+            kept.extend(file.chunks(at, taken, size))
+            at, held = at + taken, held + taken
+            if held == most:
+                yield b"".join(kept)
+                kept, held = [], 0
+    if kept:
+        yield b"".join(kept)
 
 
 def find_side_files(directory: Path, names: tuple[str, ...]) -> dict[str, Path]:

@@ -15,7 +15,7 @@ from larql.format.source.builder import Binding
 from larql.format.source.checkpoint import Checkpoint
 from larql.format.source.compiler import Compiled, compile_checkpoint
 from larql.format.source.extract import graph_document, text_document, text_files
-from larql.format.source.recode import Recoding, stored_chunks
+from larql.format.source.recode import Recoding, source_chunks, stored_chunks
 
 __all__ = ["compare_with_source"]
 
@@ -47,14 +47,14 @@ def compare_with_source(
     defects.extend(_compare_facts(container.index, compiled))
     defects.extend(_compare_text(container, checkpoint))
     representations = container.operands
-    progress.start("compare", sum(b.source.nbytes for b in compiled.bindings))
+    progress.start("compare", sum(_nbytes(b) for b in compiled.bindings))
     for binding in compiled.bindings:
         representation = representations.get(binding.operand)
         if representation is None:
             defects.append(Defect(binding.operand, f"is missing; {binding.source.name} fills it"))
         else:
             defects.extend(_compare(container, checkpoint, binding, representation))
-        progress.advance(binding.source.nbytes)
+        progress.advance(_nbytes(binding))
     progress.finish()
     bound = {binding.operand for binding in compiled.bindings}
     defects.extend(
@@ -103,15 +103,22 @@ def _compare_text(container: Container, checkpoint: Checkpoint) -> Iterator[Defe
             yield Defect(name, "has no counterpart in the source")
 
 
+def _nbytes(binding: Binding) -> int:
+    return binding.source.encoding.nbytes(binding.shape)
+
+
 def _compare(
     container: Container, checkpoint: Checkpoint, binding: Binding, stored: Representation
 ) -> Iterator[Defect]:
     source = binding.source
-    if stored.shape != source.shape:
+    if stored.shape != binding.shape:
         yield Defect(
             binding.operand,
-            f"has shape {list(stored.shape)}, {source.name} has {list(source.shape)}",
+            f"has shape {list(stored.shape)}, {source.name} gives {list(binding.shape)}",
         )
+        return
+    if stored.source.rows != binding.rows:
+        yield Defect(binding.operand, f"is recorded as other rows of {source.name}")
         return
     recorded = (stored.source.tensor, stored.source.encoding)
     if recorded != (source.name, source.encoding.name):
@@ -121,7 +128,7 @@ def _compare(
             f"{source.encoding.name}",
         )
     digest = hashlib.sha256()
-    for chunk in checkpoint.chunks(source.name):
+    for chunk in source_chunks(checkpoint, binding):
         digest.update(chunk)
     if digest.hexdigest() != stored.source.sha256:
         yield Defect(

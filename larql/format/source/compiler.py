@@ -15,6 +15,7 @@ from typing import cast
 from larql.errors import CompileError, SourceError
 from larql.format.closure import check_geometry
 from larql.format.graph import Component, Graph
+from larql.format.rows import row_count
 from larql.format.source.builder import Binding, Builder, Family
 from larql.format.source.checkpoint import Checkpoint, SourceTensor
 from larql.format.source.config import ConfigReader, KeyVerdict
@@ -275,6 +276,7 @@ def _finish(
             f"{reader.where}: tensor {unread[0]}{more}: nothing in the {family.name} family reads "
             f"it, so the model would not be computed as it was trained"
         )
+    _check_rows(builder.bindings.values(), reader.where)
     defects = check_geometry(component)
     if defects:
         raise CompileError(f"{reader.where}: {defects[0].line()}")
@@ -293,6 +295,26 @@ def _finish(
         end_ids=end_ids,
         licence=licence,
     )
+
+
+def _check_rows(bindings: Iterable[Binding], where: str) -> None:
+    """Refuse a tensor of which some rows are read by nothing, or some by two operands."""
+    parts: dict[str, list[Binding]] = {}
+    for binding in bindings:
+        if binding.rows is not None:
+            parts.setdefault(binding.source.name, []).append(binding)
+    for name, found in parts.items():
+        spans = sorted(span for b in found if b.rows is not None for span in b.rows.spans())
+        at = 0
+        for first, count in spans:
+            if first != at:
+                break
+            at = first + count
+        if at != row_count(found[0].source.shape):
+            raise CompileError(
+                f"{where}: tensor {name}: row {at} is not read exactly once by the operands that "
+                f"are made of it"
+            )
 
 
 def _token_ids(value: object, key: str, where: str, vocab: int) -> tuple[int, ...]:

@@ -29,7 +29,7 @@ from larql.format.segment import SegmentTensor, write_segment, write_stream
 from larql.format.source.builder import Binding
 from larql.format.source.checkpoint import Checkpoint
 from larql.format.source.compiler import Compiled, compile_checkpoint
-from larql.format.source.recode import Recoding, choose_recoding, stored_chunks
+from larql.format.source.recode import Recoding, choose_recoding, source_chunks, stored_chunks
 from larql.format.tokenizer import (
     TokenizerFile,
     companion_files,
@@ -83,7 +83,7 @@ class _Hashing:
                 digest.update(chunk)
                 yield chunk
         else:
-            for chunk in self._checkpoint.chunks(self._binding.source.name):
+            for chunk in source_chunks(self._checkpoint, self._binding):
                 digest.update(chunk)
             yield from stored_chunks(self._checkpoint, self._binding, self._recoding)
         self.sha256 = digest.hexdigest()
@@ -174,7 +174,7 @@ def _write(
     progress: Progress,
 ) -> Index:
     (directory / "segments").mkdir()
-    total = sum(recodings[b.operand].encoding.nbytes(b.source.shape) for b in compiled.bindings)
+    total = sum(recodings[b.operand].encoding.nbytes(b.shape) for b in compiled.bindings)
     progress.start("extract", total)
     segments: dict[str, FileEntry] = {}
     representations: dict[str, Representation] = {}
@@ -188,9 +188,7 @@ def _write(
         segments[file] = write_segment(
             directory / file,
             [
-                SegmentTensor(
-                    b.tensor, recodings[b.operand].encoding, b.source.shape, streams[b.operand]
-                )
+                SegmentTensor(b.tensor, recodings[b.operand].encoding, b.shape, streams[b.operand])
                 for b in bindings
             ],
         )
@@ -240,10 +238,12 @@ def _representation(binding: Binding, recoding: Recoding, sha256: str) -> Repres
         operand=binding.operand,
         encoding=recoding.encoding,
         fidelity=recoding.fidelity,
-        shape=binding.source.shape,
+        shape=binding.shape,
         segment=_segment_name(binding.object),
         tensor=binding.tensor,
-        source=SourceBinding(binding.source.name, binding.source.encoding.name, sha256),
+        source=SourceBinding(
+            binding.source.name, binding.source.encoding.name, sha256, binding.rows
+        ),
         requested=recoding.requested,
     )
 

@@ -10,7 +10,7 @@ from larql.format.encoding import ENCODINGS, Encoding
 from larql.format.source.builder import Binding
 from larql.format.source.checkpoint import Checkpoint
 
-__all__ = ["QUANT_CHOICES", "Recoding", "choose_recoding", "stored_chunks"]
+__all__ = ["QUANT_CHOICES", "Recoding", "choose_recoding", "source_chunks", "stored_chunks"]
 
 QUANT_CHOICES = ("q8_0", "q4_0", "q4_k", "q6_k")
 
@@ -62,15 +62,20 @@ def choose_recoding(binding: Binding, quant: str | None) -> Recoding:
     if quant is not None and quant not in QUANT_CHOICES:
         raise UsageError(f"--quant {quant!r}: expected one of {', '.join(QUANT_CHOICES)}")
     source = binding.source.encoding
-    if quant is None or len(binding.source.shape) < 2 or quant == source.name:
+    if quant is None or len(binding.shape) < 2 or quant == source.name:
         return Recoding(source, verbatim=True)
-    columns = binding.source.shape[-1]
+    columns = binding.shape[-1]
     for name in (quant, _NARROWER_BLOCK.get(quant)):
         if name is not None and columns % ENCODINGS[name].block_elements == 0:
             chosen = ENCODINGS[name]
             requested = None if name == quant else quant
             return Recoding(chosen, verbatim=chosen == source, requested=requested)
     return Recoding(source, verbatim=True, requested=quant)
+
+
+def source_chunks(checkpoint: Checkpoint, binding: Binding, size: int = 8 << 20) -> Iterator[bytes]:
+    """Yield the bytes that an operand is made of, as the checkpoint has them."""
+    return checkpoint.chunks(binding.source.name, size, binding.rows)
 
 
 def stored_chunks(checkpoint: Checkpoint, binding: Binding, recoding: Recoding) -> Iterator[bytes]:
@@ -83,16 +88,16 @@ def stored_chunks(checkpoint: Checkpoint, binding: Binding, recoding: Recoding) 
     """
     source = binding.source
     if recoding.verbatim:
-        yield from checkpoint.chunks(source.name)
+        yield from source_chunks(checkpoint, binding)
         return
     import numpy as np
 
     from larql.format.codec import decode, encode
 
-    columns = source.shape[-1]
+    columns = binding.shape[-1]
     row_bytes = source.encoding.row_bytes(columns)
     rows_at_once = max(1, _CHUNK // (4 * columns))
-    for chunk in checkpoint.chunks(source.name, rows_at_once * row_bytes):
+    for chunk in source_chunks(checkpoint, binding, rows_at_once * row_bytes):
         rows = np.frombuffer(chunk, dtype=np.uint8).reshape(-1, row_bytes)
         try:
             yield encode(recoding.encoding, decode(source.encoding, rows, columns)).tobytes()

@@ -8,16 +8,17 @@ operation is its own affair.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
-from larql.format.graph import Block, Embed, Head, KvRows, SoftmaxAttention
+from larql.format.graph import Block, Embed, Head, SoftmaxAttention, StateSpec
 from larql.runtime.operands import StoredOperand
 from larql.runtime.readout import HeadReadout
-from larql.runtime.state import KvRegion, State
+from larql.runtime.regions import KvRegion, Region
+from larql.runtime.state import State
 
 if TYPE_CHECKING:
     from larql.runtime.plan import Plan
@@ -72,8 +73,18 @@ class Backend(ABC):
         """
 
     @abstractmethod
-    def region(self, spec: KvRows, context: int, block: int) -> KvRegion:
-        """Make the continuation state of one layer."""
+    def region(self, spec: StateSpec, context: int, block: int) -> Region:
+        """Make a region of continuation state, as of no positions.
+
+        Parameters
+        ----------
+        spec : StateSpec
+            Kind and geometry from the plan.
+        context : int
+            Most positions that the session will hold.
+        block : int
+            Most positions that are advanced at once.
+        """
 
     @abstractmethod
     def embed(self, op: Embed, ids: npt.NDArray[np.int64]) -> Carrier:
@@ -84,7 +95,7 @@ class Backend(ABC):
         self,
         block: Block,
         carrier: Carrier,
-        region: KvRegion | None,
+        regions: Sequence[Region],
         start: int,
         taps: BlockTaps | None = None,
     ) -> Carrier:
@@ -95,9 +106,9 @@ class Backend(ABC):
         block : Block
         carrier : float32 ``[T, hidden]``
             Positions ``start .. start + T``. The array may be changed and returned.
-        region : KvRegion or None
-            The layer's continuation state, where its mixer keeps one; the block's rows are stored
-            in it.
+        regions : sequence of Region
+            The block's continuation state, as its mixer's ``state`` lists it; the positions are
+            added to it.
         start : int
             Absolute position of the first row.
         taps : BlockTaps or None

@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from larql.format.graph import SoftmaxAttention
 from larql.kernels.likelihood import LN2_HIGH, LN2_LOW, LOG2_E, SERIES
-from larql.runtime.state import KvRegion
+from larql.runtime.regions import KvRegion
 from larql.runtime.sums import tree_sum
 
 __all__ = ["attention_weights"]

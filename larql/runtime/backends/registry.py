@@ -55,7 +55,7 @@ def make_backend(
             raise UnsupportedRefusal(
                 f"--activations {activations}: the reference backend executes f32 activations only"
             )
-        from larql.runtime.backends.reference import ReferenceBackend
+        from larql.runtime.backends.reference.backend import ReferenceBackend
 
         return ReferenceBackend(kv)
     if name == "production":
@@ -72,7 +72,7 @@ def _production(threads: int | None, activations: str, kv: str) -> Backend:
     except (ValueError, RuntimeError) as error:
         raise PlatformError(f"the production kernels cannot run: {error}") from None
     from larql.kernels.threads import set_threads
-    from larql.runtime.backends.production import ProductionBackend
+    from larql.runtime.backends.production.backend import ProductionBackend
 
     count = chosen.threads if threads is None else threads
     set_threads(count)

@@ -27,13 +27,13 @@ def weight_bytes(container: Container, plan: Plan) -> int:
 
 
 def state_bytes(regions: Sequence[Mapping[str, object]], context: int, steps: int) -> float:
-    """Return the bytes of keys and values that a step reads, the mean over some steps.
+    """Return the bytes of continuation state that a step reads, the mean over some steps.
 
     Parameters
     ----------
     regions : sequence of mappings
-        ``layers`` that are alike, ``bytes_per_position`` of each, and their ``window`` (None:
-        everything is seen).
+        ``count`` that are alike, ``bytes_per_position`` of each, their ``window`` (None:
+        everything is seen), and ``fixed_bytes`` of each that every step reads.
     context : int
         Positions held before the first step.
     steps : int
@@ -41,9 +41,11 @@ def state_bytes(regions: Sequence[Mapping[str, object]], context: int, steps: in
     """
     total = 0
     for region in regions:
-        layers, each, window = region["layers"], region["bytes_per_position"], region["window"]
-        assert isinstance(layers, int) and isinstance(each, int)
+        count, each, fixed = region["count"], region["bytes_per_position"], region["fixed_bytes"]
+        window = region["window"]
+        assert isinstance(count, int) and isinstance(each, int) and isinstance(fixed, int)
         assert window is None or isinstance(window, int)
-        for seen in range(context + 1, context + steps + 1):
-            total += layers * each * (seen if window is None else min(seen, window))
+        for length in range(context + 1, context + steps + 1):
+            seen = length if window is None else min(length, window)
+            total += count * (fixed + each * seen)
     return total / steps

@@ -30,6 +30,7 @@ from larql.runtime.observe.readers import ArmedRows, Reader
 from larql.runtime.observe.sites import find_site, write_sites
 from larql.runtime.observe.statistics import WriteStatistics, norms, write_statistics
 from larql.runtime.prepared import PreparedOperands
+from larql.runtime.regions import KvRegion
 from larql.runtime.state import State, StateSnapshot
 from larql.runtime.taps import Changes, Keep, Routing, Taps
 
@@ -199,7 +200,8 @@ class Observation:
                 for t, row in enumerate(norms(kept.heads).tolist()):
                     events[t][w].append(HeadNorms(start + t, w, numbers(row)))
             if kept.queries is not None and isinstance(block.mixer, SoftmaxAttention):
-                region = state.region(layer)
+                (region,) = state.at(layer, block.site)
+                assert isinstance(region, KvRegion)
                 found = self._backend.attention_pattern(block.mixer, kept.queries, region, start)
                 for t, weights in enumerate(found):
                     first = start + t + 1 - weights.shape[1]

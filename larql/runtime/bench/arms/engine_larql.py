@@ -27,13 +27,17 @@ class Larql:
             "backend", "numerics", "activations", "kv", "threads", "max_format", "operand_reads",
             "operand_bytes", "prepare_seconds", "environment",
         )  # fmt: skip
-        regions = [self._session.state.region(spec.layer) for spec in run.prepared.plan.state()]
-        alike = Counter((r.nbytes // r.capacity, r.spec.window) for r in regions)
+        alike = Counter(region.cost for region in self._session.state.regions)
         self.facts: dict[str, object] = {
             **{name: said[name] for name in kept},
             "state": [
-                {"layers": layers, "bytes_per_position": nbytes, "window": window}
-                for (nbytes, window), layers in alike.items()
+                {
+                    "count": count,
+                    "bytes_per_position": cost.per_position,
+                    "window": cost.window,
+                    "fixed_bytes": cost.fixed,
+                }
+                for cost, count in alike.items()
             ],
         }
 

@@ -1,0 +1,1 @@
+"""The fast executor: Numba kernels over mapped weights, one file for each operation."""

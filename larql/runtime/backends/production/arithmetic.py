@@ -1,0 +1,179 @@
+"""What the production operations are made of: mapped operands, products and norms by kernels."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import numpy.typing as npt
+
+from larql.errors import UnsupportedRefusal
+from larql.format.codec import decode
+from larql.format.graph import Linear, Norm, Rope
+from larql.kernels.elementwise import add_row
+from larql.kernels.encodings import BLOCKS
+from larql.kernels.norm import layer_norm, rms_norm
+from larql.kernels.parts import Part
+from larql.kernels.product import products
+from larql.kernels.product_q8 import products_q8, takes_integers
+from larql.kernels.rounding import Empty, QuantizedRows, quantize_rows
+from larql.runtime.backends.workspace import Workspace
+from larql.runtime.operands import StoredOperand
+
+__all__ = ["Arithmetic", "Calls", "Float32", "Rotation", "Vectors"]
+
+Float32 = npt.NDArray[np.float32]
+
+
+@dataclass(frozen=True)
+class Rotation:
+    """cos and sin of a run of positions, float32 ``[T, dims / 2]``."""
+
+    start: int
+    cos: Float32
+    sin: Float32
+
+
+@dataclass(frozen=True)
+class Vectors:
+    """Activations ``[T, K]``, and rounded to int8 once, when a product first asks for that."""
+
+    exact: Float32
+    memory: Workspace
+
+    @cached_property
+    def rounded(self) -> QuantizedRows:
+        """The activations rounded."""
+        return quantize_rows(self.exact, self.memory.take)
+
+
+class Calls:
+    """What some calls share: their memory, and the rotations of the run of positions at hand."""
+
+    def __init__(self) -> None:
+        self.memory = Workspace()
+        self.rotations: dict[Rope, Rotation] = {}
+
+
+class _OfThread(threading.local):
+    """What the calls of one Python thread share; a program's calls have something of their own."""
+
+    def __init__(self) -> None:
+        self.calls = Calls()
+
+
+class Arithmetic:
+    """Products and norms with mapped operands.
+
+    Parameters
+    ----------
+    activations : str
+        ``f32`` or ``q8``.
+
+    Attributes
+    ----------
+    operands : mapping
+        Bound operands by name.
+    vectors : mapping
+        Those of one axis, decoded: float32 ``[n]``.
+    frequencies : mapping
+        Radians per position of each pair that a rope turns, float64, once they are known.
+    """
+
+    def __init__(self, activations: str) -> None:
+        self.activations = activations
+        self.operands: dict[str, StoredOperand] = {}
+        self.vectors: dict[str, Float32] = {}
+        self.frequencies: dict[Rope, npt.NDArray[np.float64]] = {}
+        self._of_thread = _OfThread()
+
+    def bind(self, operand: StoredOperand) -> None:
+        """Keep a matrix as mapped bytes, and a vector decoded.
+
+        Raises
+        ------
+        UnsupportedRefusal
+            If there is no kernel for its encoding.
+        """
+        if operand.encoding.name not in BLOCKS:
+            raise UnsupportedRefusal(
+                f"operand {operand.name}: no production kernel for {operand.encoding.name}; run "
+                f"with --backend reference"
+            )
+        self.operands[operand.name] = operand
+        if len(operand.shape) == 1:
+            self.vectors[operand.name] = _decoded(operand)
+
+    @property
+    def calls(self) -> Calls:
+        """What the calls of this thread share."""
+        return self._of_thread.calls
+
+    def exchange(self, calls: Calls) -> Calls:
+        """Have the calls of this thread share something else, and return what it was."""
+        old, self._of_thread.calls = self._of_thread.calls, calls
+        return old
+
+    @property
+    def memory(self) -> Workspace:
+        """Memory for intermediate results, used again by the next block."""
+        return self._of_thread.calls.memory
+
+    def inputs(self, x: Float32) -> Vectors:
+        """Return vectors to multiply with."""
+        return Vectors(x, self.memory)
+
+    def products(
+        self, operands: Sequence[StoredOperand], x: Vectors, empty: Empty | None = None
+    ) -> list[Float32]:
+        """Multiply matrices with the same vectors, in one job for each policy that applies."""
+        exact: list[Part] = []
+        rounded: list[Part] = []
+        made = []
+        for operand in operands:
+            rows, columns = operand.shape
+            out = (empty or self.memory.take)((len(x.exact), rows), np.float32)
+            encoding = operand.encoding.name
+            integers = self.activations == "q8" and takes_integers(encoding, columns)
+            parts = rounded if integers else exact
+            parts.append(Part(operand.data, encoding, rows, columns, out))
+            made.append(out)
+        if exact:
+            products(exact, x.exact)
+        if rounded:
+            products_q8(rounded, x.rounded)
+        return made
+
+    def linears(self, linears: Sequence[Linear], x: Vectors) -> list[Float32]:
+        """Return projections of the same vectors, their biases added."""
+        made = self.products([self.operands[linear.weight] for linear in linears], x)
+        for linear, out in zip(linears, made, strict=True):
+            if linear.bias is not None:
+                add_row(out, self.vectors[linear.bias])
+        return made
+
+    def linear(self, linear: Linear, x: Float32) -> Float32:
+        """Return one projection."""
+        return self.linears([linear], self.inputs(x))[0]
+
+    def norm(self, norm: Norm | None, x: Float32, empty: Empty | None = None) -> Float32:
+        """Normalise rows of ``x``, ``[n, width]``."""
+        if norm is None:
+            return x
+        x = np.ascontiguousarray(x)
+        out = (empty or self.memory.take)(x.shape, np.float32)
+        weight = None if norm.weight is None else self.vectors[norm.weight]
+        if norm.kind == "rms":
+            rms_norm(x, weight, norm.offset, norm.eps, out)
+        else:
+            bias = None if norm.bias is None else self.vectors[norm.bias]
+            layer_norm(x, weight, bias, norm.offset, norm.eps, out)
+        return out
+
+
+def _decoded(operand: StoredOperand) -> Float32:
+    """Return a vector as float32, exactly."""
+    return np.ascontiguousarray(decode(operand.encoding, operand.data, operand.shape[0]))

@@ -1,0 +1,204 @@
+"""The fast executor: Numba kernels over mapped weights.
+
+Under the ``f32`` policy activations stay float32. Under ``q8`` what a block-encoded matrix is
+multiplied with is rounded once to int8 per block of 32, and shared by all matrices that read it.
+Keys and values are kept as float32, or rounded to binary16 when they are written.
+
+This module imports the kernels, whose environment must be settled before: see
+:func:`larql.runtime.backends.registry.make_backend`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from weakref import WeakKeyDictionary
+
+import numpy as np
+import numpy.typing as npt
+
+from larql.format.graph import Block, Embed, Head, SoftmaxAttention, StateSpec
+from larql.kernels import compiler, setup
+from larql.kernels.copy import copy
+from larql.kernels.elementwise import add_scaled, scale, softcap
+from larql.kernels.embedding import gather
+from larql.kernels.likelihood import log_sum_exp, logarithm
+from larql.kernels.ring import empty_keys, empty_values
+from larql.kernels.softmax import BLOCK
+from larql.kernels.survey import Survey, survey
+from larql.runtime.backends.base import KV_NUMERICS, Backend, Carrier
+from larql.runtime.backends.pattern import attention_weights
+from larql.runtime.backends.production.arithmetic import Arithmetic, Calls, Vectors
+from larql.runtime.backends.production.mixers import mix
+from larql.runtime.backends.step_program import StepProgram
+from larql.runtime.operands import StoredOperand
+from larql.runtime.plan import Plan
+from larql.runtime.readout import HeadReadout
+from larql.runtime.regions import KvRegion, Region, needed_rows
+from larql.runtime.state import State
+from larql.runtime.taps import BlockTaps
+
+__all__ = ["ProductionBackend"]
+
+Float32 = npt.NDArray[np.float32]
+
+_CHUNK = 512
+_VOCABULARY_BLOCK = 8192  # logits of a few dozen rows stay in the second-level cache
+_NUMERICS = {
+    "f32": "float32 arithmetic, exact dequantised weights, float32 carrier",
+    "q8": (
+        "activations of block-encoded matrices rounded to int8 per 32, integer products, float32 "
+        "sums and carrier"
+    ),
+}
+# Of what the kernels say of themselves, what could have to do with a number.
+_FACTS = ("isa", "cpu_name", "cpu_features", "threading_layer", "numba", "llvmlite")
+
+
+class ProductionBackend(Backend):
+    """Executes with Numba kernels; see the module.
+
+    Parameters
+    ----------
+    threads : int
+        What the kernels have been set to.
+    activations : str
+        ``f32`` or ``q8``.
+    kv : str
+        ``f32`` or ``f16``.
+    """
+
+    name = "production"
+    default_chunk = _CHUNK
+
+    def __init__(self, threads: int, activations: str, kv: str) -> None:
+        self.threads = threads
+        self.activations = activations
+        self.kv = kv
+        self.numerics = _NUMERICS[activations] + KV_NUMERICS[kv]
+        self._arithmetic = Arithmetic(activations)
+        self._steps: WeakKeyDictionary[State, StepProgram] = WeakKeyDictionary()
+
+    def environment(self) -> dict[str, object]:
+        """Return instruction set and compiler versions."""
+        facts = setup.features()
+        return {name: facts[name] for name in _FACTS}
+
+    def bind(self, operand: StoredOperand) -> None:
+        """Keep a matrix as mapped bytes, and a vector decoded."""
+        self._arithmetic.bind(operand)
+
+    def region(self, spec: StateSpec, context: int, block: int) -> Region:
+        """Make a region of blocks, in the order in which attention reads them."""
+        count = -(-needed_rows(spec, context, block) // BLOCK)
+        return KvRegion(
+            spec,
+            BLOCK,
+            empty_keys(count, spec.heads, spec.key_dim, self.kv),
+            empty_values(count, spec.heads, spec.value_dim, self.kv),
+        )
+
+    def embed(self, op: Embed, ids: npt.NDArray[np.int64]) -> Carrier:
+        """Decode the rows of the ids and scale them."""
+        operand = self._arithmetic.operands[op.weight]
+        out = np.empty((len(ids), op.width), np.float32)
+        gather(
+            operand.data, operand.encoding.name, op.vocab, op.width,
+            np.ascontiguousarray(ids), op.scale, out,
+        )  # fmt: skip
+        return out
+
+    def advance(
+        self, walk: Callable[[Carrier], Carrier], plan: Plan, state: State, carrier: Carrier
+    ) -> Carrier:
+        """Walk the layers; for a single position, by a recorded program where there is one.
+
+        Interpreting the walk costs more time than a small model's arithmetic. The calls of single
+        positions differ by the position alone, so they are recorded once for a state.
+        """
+        compiler.release()  # before weights take its place; again when more has been compiled
+        if len(carrier) != 1:
+            return walk(carrier)
+        step = self._steps.get(state)
+        if step is None or not step.fits():
+            # The program goes on using what its calls share, whichever thread runs it.
+            calls = self._arithmetic.exchange(Calls())
+            try:
+                step = StepProgram(walk, carrier, state.length)
+            finally:
+                self._arithmetic.exchange(calls)
+            self._steps[state] = step
+        return step.run(carrier, state.length)
+
+    def write(
+        self,
+        block: Block,
+        carrier: Carrier,
+        regions: Sequence[Region],
+        start: int,
+        taps: BlockTaps | None = None,
+    ) -> Carrier:
+        """Run one block and add its output."""
+        self._arithmetic.memory.restart()
+        inputs = self._arithmetic.norm(block.norm, carrier)
+        delta = mix(block.mixer, inputs, regions, start, taps, self._arithmetic)
+        delta = self._arithmetic.norm(block.post_norm, delta)
+        carrier = np.ascontiguousarray(carrier)
+        add_scaled(carrier, delta, block.residual_scale)
+        return carrier
+
+    def final_norm(self, op: Head, carrier: Carrier) -> Float32:
+        """Return the head's norm of each position."""
+        return self._arithmetic.norm(op.norm, carrier, np.empty)
+
+    def logits(self, op: Head, carrier: Carrier) -> Float32:
+        """Return the logits of each position."""
+        self._arithmetic.memory.restart()
+        return self._head(op, self._arithmetic.operands[op.weight], self._head_inputs(op, carrier))
+
+    def read_out(
+        self, op: Head, carrier: Carrier, tokens: npt.NDArray[np.int64], top: int
+    ) -> HeadReadout:
+        """Go over the vocabulary in blocks, for all positions at once."""
+        self._arithmetic.memory.restart()
+        whole, inputs = self._arithmetic.operands[op.weight], self._head_inputs(op, carrier)
+        marks = self._head(op, whole.rows_at(tokens), inputs)
+        found = Survey.begin(tokens, marks, top)
+        for first in range(0, op.vocab, _VOCABULARY_BLOCK):
+            block = whole.rows_at(slice(first, first + _VOCABULARY_BLOCK))
+            survey(self._head(op, block, inputs), first, found)
+        return HeadReadout.of(
+            marks,
+            found.before + 1,
+            found.top_columns,
+            found.top_logits,
+            found.largest + logarithm(found.total),
+            found.broken,
+        )
+
+    def copy(self, source: Float32, target: Float32) -> None:
+        """Copy an array by a kernel call, which a recorded step makes again."""
+        copy(source, target)
+
+    def attention_pattern(
+        self, mixer: SoftmaxAttention, queries: Float32, region: KvRegion, start: int
+    ) -> list[npt.NDArray[np.float64]]:
+        """Compute the weights in float64, apart from the kernel that uses them."""
+        return attention_weights(mixer, queries, region, start)
+
+    def log_sum_exp(self, rows: Float32) -> npt.NDArray[np.float64]:
+        """Return ``log(sum(exp(row)))`` of each row."""
+        return log_sum_exp(np.ascontiguousarray(rows))
+
+    def _head_inputs(self, op: Head, carrier: Carrier) -> Vectors:
+        return self._arithmetic.inputs(
+            self._arithmetic.norm(op.norm, np.ascontiguousarray(carrier))
+        )
+
+    def _head(self, op: Head, rows: StoredOperand, x: Vectors) -> Float32:
+        """Return the logits of some rows of the vocabulary, in memory of their own."""
+        (logits,) = self._arithmetic.products([rows], x, np.empty)
+        if op.multiplier != 1.0:
+            scale(logits, op.multiplier)
+        if op.softcap is not None:
+            softcap(logits, op.softcap)
+        return logits

@@ -1,0 +1,48 @@
+"""Which code runs an operation."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from larql.format.graph import DenseFfn, Mixer, SoftmaxAttention
+from larql.runtime.backends.production.arithmetic import Arithmetic, Float32
+from larql.runtime.backends.production.dense_ffn import dense_ffn
+from larql.runtime.backends.production.softmax_attention import softmax_attention
+from larql.runtime.regions import Region
+from larql.runtime.taps import BlockTaps
+
+__all__ = ["mix"]
+
+
+def mix(
+    mixer: Mixer,
+    x: Float32,
+    regions: Sequence[Region],
+    start: int,
+    taps: BlockTaps | None,
+    arithmetic: Arithmetic,
+) -> Float32:
+    """Run an operation for positions ``start, start + 1, …``.
+
+    Parameters
+    ----------
+    mixer : Mixer
+    x : float32 ``[T, hidden]``
+    regions : sequence of Region
+        The operation's continuation state; the positions are added to it.
+    start : int
+    taps : BlockTaps or None
+        Where an observer wants what is computed on the way.
+    arithmetic : Arithmetic
+        Holds the operands.
+
+    Returns
+    -------
+    float32 ``[T, hidden]``
+        In memory that the next block uses again.
+    """
+    match mixer:
+        case SoftmaxAttention():
+            return softmax_attention(mixer, x, regions, start, taps, arithmetic)
+        case DenseFfn():
+            return dense_ffn(mixer, x, regions, start, taps, arithmetic)

@@ -1,0 +1,1 @@
+"""The oracle: plain NumPy in float64, one file for each operation."""

@@ -1,0 +1,81 @@
+"""What the reference operations are made of: decoded operands, products and norms in float64."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import numpy.typing as npt
+
+from larql.format.codec import decode
+from larql.format.graph import Linear, Norm
+from larql.runtime.operands import StoredOperand
+
+__all__ = ["Arithmetic", "Float64"]
+
+Float64 = npt.NDArray[np.float64]
+
+_BLOCK_ELEMENTS = 1 << 20
+
+
+class Arithmetic:
+    """Products and norms with operands that are decoded when they are used."""
+
+    def __init__(self) -> None:
+        self._operands: dict[str, StoredOperand] = {}
+
+    def bind(self, operand: StoredOperand) -> None:
+        """Keep the operand's mapped bytes."""
+        self._operands[operand.name] = operand
+
+    def rows(self, name: str, ids: npt.NDArray[np.int64]) -> Float64:
+        """Return some rows of a matrix, ``[n, columns]``."""
+        operand = self._operands[name]
+        count, columns = operand.shape
+        stored = operand.data.reshape(count, operand.encoding.row_bytes(columns))[ids]
+        return decode(operand.encoding, stored, columns).astype(np.float64)
+
+    def vector(self, name: str) -> Float64:
+        """Return a vector, ``[n]``."""
+        operand = self._operands[name]
+        return decode(operand.encoding, operand.data, operand.shape[-1]).astype(np.float64)
+
+    def _row_blocks(self, name: str) -> Iterator[tuple[int, Float64]]:
+        """Yield first row and decoded rows of a matrix, a block at a time."""
+        operand = self._operands[name]
+        rows, columns = operand.shape
+        stored = operand.data.reshape(rows, operand.encoding.row_bytes(columns))
+        step = max(1, _BLOCK_ELEMENTS // columns)
+        for first in range(0, rows, step):
+            block = decode(operand.encoding, stored[first : first + step], columns)
+            yield first, block.astype(np.float64)
+
+    def product(self, name: str, vectors: list[Float64]) -> list[Float64]:
+        """Return a matrix times each vector."""
+        rows = self._operands[name].shape[0]
+        outputs = [np.empty(rows) for _ in vectors]
+        for first, block in self._row_blocks(name):
+            for vector, output in zip(vectors, outputs, strict=True):
+                output[first : first + len(block)] = block @ vector
+        return outputs
+
+    def linear(self, linear: Linear, vectors: list[Float64]) -> list[Float64]:
+        """Return a projection of each vector, its bias added."""
+        outputs = self.product(linear.weight, vectors)
+        if linear.bias is not None:
+            bias = self.vector(linear.bias)
+            outputs = [output + bias for output in outputs]
+        return outputs
+
+    def norm(self, norm: Norm | None, x: Float64) -> Float64:
+        """Normalise the last axis of ``x``, which may be one vector or one for each head."""
+        if norm is None:
+            return x
+        if norm.kind == "layer":
+            x = x - x.mean(axis=-1, keepdims=True)
+        x = x / np.sqrt(np.mean(x * x, axis=-1, keepdims=True) + norm.eps)
+        if norm.weight is not None:
+            x = x * (self.vector(norm.weight) + norm.offset)
+        if norm.bias is not None:
+            x = x + self.vector(norm.bias)
+        return x

@@ -1,0 +1,142 @@
+"""The oracle: plain NumPy in float64, one position at a time, written to be read.
+
+It shares no arithmetic with the production kernels. Weights are decoded a block of rows at a time
+and each position is a product of its own, so a position's result does not depend on how many are
+advanced together.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from larql.format.graph import Block, Embed, Head, SoftmaxAttention, StateSpec
+from larql.runtime.backends.base import KV_NUMERICS, Backend, Carrier
+from larql.runtime.backends.reference.arithmetic import Arithmetic
+from larql.runtime.backends.reference.mixers import mix
+from larql.runtime.backends.reference.softmax_attention import head_weights, seen
+from larql.runtime.operands import StoredOperand
+from larql.runtime.readout import HeadReadout
+from larql.runtime.regions import KvRegion, Region, RowRegion
+from larql.runtime.taps import BlockTaps
+
+__all__ = ["ReferenceBackend"]
+
+Float64 = npt.NDArray[np.float64]
+
+_NUMERICS = "float64 arithmetic, exact dequantised weights, float32 carrier"
+
+
+class ReferenceBackend(Backend):
+    """Plain NumPy in float64; see the module.
+
+    Parameters
+    ----------
+    kv : str
+        ``f32``, under which keys and values stay float64 as all else does, or ``f16``.
+    """
+
+    name = "reference"
+    activations = "f32"
+    default_chunk = 512
+
+    def __init__(self, kv: str) -> None:
+        self.kv = kv
+        self.numerics = _NUMERICS + KV_NUMERICS[kv]
+        self.threads = len(os.sched_getaffinity(0))
+        self._arithmetic = Arithmetic()
+
+    def environment(self) -> dict[str, object]:
+        """Return nothing more: NumPy's version is recorded anyway."""
+        return {}
+
+    def bind(self, operand: StoredOperand) -> None:
+        """Keep the operand's mapped bytes; they are decoded when they are used."""
+        self._arithmetic.bind(operand)
+
+    def region(self, spec: StateSpec, context: int, block: int) -> Region:
+        """Make a region of float64 rows, or of rows rounded to binary16."""
+        return RowRegion(spec, context, block, np.float16 if self.kv == "f16" else np.float64)
+
+    def embed(self, op: Embed, ids: npt.NDArray[np.int64]) -> Carrier:
+        """Decode the rows of the ids and scale them."""
+        values = self._arithmetic.rows(op.weight, ids) * op.scale
+        return values.astype(np.float32)
+
+    def write(
+        self,
+        block: Block,
+        carrier: Carrier,
+        regions: Sequence[Region],
+        start: int,
+        taps: BlockTaps | None = None,
+    ) -> Carrier:
+        """Run one block and add its output."""
+        inputs = [self._arithmetic.norm(block.norm, row) for row in carrier.astype(np.float64)]
+        outputs = mix(block.mixer, inputs, regions, start, taps, self._arithmetic)
+        written = carrier.astype(np.float64)
+        for row, output in zip(written, outputs, strict=True):
+            row += block.residual_scale * self._arithmetic.norm(block.post_norm, output)
+        return written.astype(np.float32)
+
+    def final_norm(self, op: Head, carrier: Carrier) -> npt.NDArray[np.float32]:
+        """Return the head's norm of each position."""
+        rows = [self._arithmetic.norm(op.norm, row) for row in carrier.astype(np.float64)]
+        return np.stack(rows).astype(np.float32)
+
+    def logits(self, op: Head, carrier: Carrier) -> npt.NDArray[np.float32]:
+        """Return the logits of each position."""
+        rows = [self._arithmetic.norm(op.norm, row) for row in carrier.astype(np.float64)]
+        products = self._arithmetic.product(op.weight, rows)
+        logits = np.stack(products) * op.multiplier
+        if op.softcap is not None:
+            logits = op.softcap * np.tanh(logits / op.softcap)
+        return logits.astype(np.float32)
+
+    def read_out(
+        self, op: Head, carrier: Carrier, tokens: npt.NDArray[np.int64], top: int
+    ) -> HeadReadout:
+        """Compute whole rows and sort them."""
+        rows = self.logits(op, carrier)
+        numbers = np.arange(rows.shape[1])
+        order = np.stack([np.lexsort((numbers, -row)) for row in rows])
+        ranks = np.empty_like(order)
+        np.put_along_axis(ranks, order, numbers[None] + 1, axis=1)
+        first = order[:, :top]
+        return HeadReadout.of(
+            rows[:, tokens],
+            ranks[:, tokens],
+            first,
+            np.take_along_axis(rows, first, axis=1),
+            self.log_sum_exp(rows),
+            (~np.isfinite(rows)).sum(axis=1),
+        )
+
+    def attention_pattern(
+        self,
+        mixer: SoftmaxAttention,
+        queries: npt.NDArray[np.float32],
+        region: KvRegion,
+        start: int,
+    ) -> list[Float64]:
+        """Compute the weights again, from queries rounded to float32."""
+        return [
+            np.stack(
+                [
+                    head_weights(mixer, query[head].astype(np.float64), keys, head)
+                    for head in range(mixer.heads)
+                ]
+            )
+            for query, keys in (
+                (query, region.key_rows(seen(mixer, start + t))) for t, query in enumerate(queries)
+            )
+        ]
+
+    def log_sum_exp(self, rows: npt.NDArray[np.float32]) -> npt.NDArray[np.float64]:
+        """Return ``log(sum(exp(row)))`` of each row."""
+        largest = rows.max(axis=1).astype(np.float64)
+        sums = np.exp(rows.astype(np.float64) - largest[:, None]).sum(axis=1)
+        return np.asarray(largest + np.log(sums), dtype=np.float64)

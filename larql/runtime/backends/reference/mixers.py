@@ -1,0 +1,48 @@
+"""Which code runs an operation."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from larql.format.graph import DenseFfn, Mixer, SoftmaxAttention
+from larql.runtime.backends.reference.arithmetic import Arithmetic, Float64
+from larql.runtime.backends.reference.dense_ffn import dense_ffn
+from larql.runtime.backends.reference.softmax_attention import softmax_attention
+from larql.runtime.regions import Region
+from larql.runtime.taps import BlockTaps
+
+__all__ = ["mix"]
+
+
+def mix(
+    mixer: Mixer,
+    inputs: list[Float64],
+    regions: Sequence[Region],
+    start: int,
+    taps: BlockTaps | None,
+    arithmetic: Arithmetic,
+) -> list[Float64]:
+    """Run an operation for positions ``start, start + 1, …``.
+
+    Parameters
+    ----------
+    mixer : Mixer
+    inputs : list of float64 ``[hidden]``
+        One for each position.
+    regions : sequence of Region
+        The operation's continuation state; the positions are added to it.
+    start : int
+    taps : BlockTaps or None
+        Where an observer wants what is computed on the way.
+    arithmetic : Arithmetic
+        Holds the operands.
+
+    Returns
+    -------
+    list of float64 ``[hidden]``
+    """
+    match mixer:
+        case SoftmaxAttention():
+            return softmax_attention(mixer, inputs, regions, start, taps, arithmetic)
+        case DenseFfn():
+            return dense_ffn(mixer, inputs, regions, start, taps, arithmetic)
