@@ -25,7 +25,7 @@ from larql.format.tokenizer.ends import declared_end_id
 from larql.format.tokenizer.vocabulary import KNOWN_TOKENIZER_KEYS
 from larql.format.untrusted import read_json_object
 
-__all__ = ["Compiled", "compile_checkpoint"]
+__all__ = ["Compiled", "Judging", "compile_checkpoint"]
 
 _GGUF_BOOKKEEPING = ("general.", "tokenizer.", "quantize.", "split.", "imatrix.", "mradermacher.")
 _DERIVED_BUFFERS = re.compile(r"(^|\.)rotary_emb\.inv_freq$|(^|\.)masked_bias$")
@@ -86,8 +86,44 @@ class Compiled:
     licence: str | None
 
 
-def compile_checkpoint(checkpoint: Checkpoint) -> Compiled:
+class Judging:
+    """What a compilation has come to, also where it then ends in an error.
+
+    Parameters
+    ----------
+    headers_only : bool
+        Read no tensor: a stored copy of a tied head is then taken to be one.
+
+    Attributes
+    ----------
+    family : Family or None
+    reader : ConfigReader or None
+        Knows which keys were judged.
+    builder : Builder or None
+        Knows which tensors were bound or left.
+    component : Component or None
+    """
+
+    def __init__(self, *, headers_only: bool = False) -> None:
+        self.headers_only = headers_only
+        self.family: Family | None = None
+        self.reader: ConfigReader | None = None
+        self.builder: Builder | None = None
+        self.component: Component | None = None
+
+    def same_bytes(self, checkpoint: Checkpoint) -> Callable[[SourceTensor, SourceTensor], bool]:
+        """Return what compares two tensors."""
+        return _same_shape if self.headers_only else _same_bytes(checkpoint)
+
+
+def compile_checkpoint(checkpoint: Checkpoint, judging: Judging | None = None) -> Compiled:
     """Judge a checkpoint.
+
+    Parameters
+    ----------
+    checkpoint : Checkpoint
+    judging : Judging or None
+        Told on the way what has been found.
 
     Raises
     ------
@@ -97,9 +133,10 @@ def compile_checkpoint(checkpoint: Checkpoint) -> Compiled:
     SourceError
         If the configuration cannot be read.
     """
+    judging = judging or Judging()
     if checkpoint.format == "gguf":
-        return _compile_gguf(checkpoint)
-    return _compile_hugging_face(checkpoint)
+        return _compile_gguf(checkpoint, judging)
+    return _compile_hugging_face(checkpoint, judging)
 
 
 def _family(name: object, known: Iterable[tuple[str, Family]], where: str, key: str) -> Family:
@@ -112,10 +149,10 @@ def _family(name: object, known: Iterable[tuple[str, Family]], where: str, key: 
     )
 
 
-def _compile_hugging_face(checkpoint: Checkpoint) -> Compiled:
+def _compile_hugging_face(checkpoint: Checkpoint, judging: Judging) -> Compiled:
     where = str(checkpoint.root / "config.json")
-    root = ConfigReader(checkpoint.config, where)
-    family = _family(
+    root = judging.reader = ConfigReader(checkpoint.config, where)
+    family = judging.family = _family(
         checkpoint.config.get("model_type"),
         ((name, family) for family in FAMILIES for name in family.model_types),
         where,
@@ -144,13 +181,13 @@ def _compile_hugging_face(checkpoint: Checkpoint) -> Compiled:
             raise root.contradiction(
                 "model_type", "text_config.model_type", family.name, nested_type
             )
-    builder = Builder(
+    builder = judging.builder = Builder(
         inner or root,
         checkpoint.tensors,
-        _same_bytes(checkpoint),
+        judging.same_bytes(checkpoint),
         hugging_face_naming("model.", "lm_head", {}),
     )
-    component = family.hugging_face(builder)
+    component = judging.component = family.hugging_face(builder)
     builder.leave((n for n in checkpoint.tensors if _DERIVED_BUFFERS.search(n)), "a derived buffer")
     if inner is not None:
         builder.leave(
@@ -203,11 +240,11 @@ def _same_in_both(
         raise root.contradiction(key, f"text_config.{key}", outer, nested)
 
 
-def _compile_gguf(checkpoint: Checkpoint) -> Compiled:
+def _compile_gguf(checkpoint: Checkpoint, judging: Judging) -> Compiled:
     config = checkpoint.config
     where = str(checkpoint.weight_files[0])
     architecture = config.get("general.architecture")
-    family = _family(
+    family = judging.family = _family(
         architecture,
         ((name, family) for family in FAMILIES for name in family.architectures),
         where,
@@ -222,8 +259,10 @@ def _compile_gguf(checkpoint: Checkpoint) -> Compiled:
             )
     names = [key for key in config if key.startswith(prefix)]
     reader = ConfigReader({key[len(prefix) :]: config[key] for key in names}, where, prefix)
-    builder = Builder(reader, checkpoint.tensors, _same_bytes(checkpoint), GGUF_NAMING)
-    component = family.gguf(builder)
+    judging.reader = reader
+    builder = Builder(reader, checkpoint.tensors, judging.same_bytes(checkpoint), GGUF_NAMING)
+    judging.builder = builder
+    component = judging.component = family.gguf(builder)
     end_ids = [
         value
         for key in ("eos_token_id", "eot_token_id", "eom_token_id")
@@ -326,6 +365,10 @@ def _token_ids(value: object, key: str, where: str, vocab: int) -> tuple[int, ..
                 f"{where}: `{key}` is {value!r:.60}, expected token ids from 0 to {vocab - 1}"
             )
     return tuple(values)
+
+
+def _same_shape(first: SourceTensor, second: SourceTensor) -> bool:
+    return (first.shape, first.dtype) == (second.shape, second.dtype)
 
 
 def _same_bytes(checkpoint: Checkpoint) -> Callable[[SourceTensor, SourceTensor], bool]:

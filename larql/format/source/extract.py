@@ -37,7 +37,14 @@ from larql.format.tokenizer import (
     tokenizer_files,
 )
 
-__all__ = ["Extraction", "extract", "graph_document", "text_document", "text_files"]
+__all__ = [
+    "Extraction",
+    "extract",
+    "graph_document",
+    "planned_representations",
+    "text_document",
+    "text_files",
+]
 
 GRAPH_NAME = "system_graph.json"
 
@@ -134,10 +141,7 @@ def extract(
     check_output(output, force=force, replaceable=is_container)
     compiled = compile_checkpoint(checkpoint)
     recodings = {b.operand: choose_recoding(b, quant) for b in compiled.bindings}
-    representations = {
-        binding.operand: _representation(binding, recodings[binding.operand], "")
-        for binding in compiled.bindings
-    }
+    representations = planned_representations(compiled, quant)
     for component in compiled.graph.components:
         defects = check_closure(component, representations)
         if defects:
@@ -155,6 +159,19 @@ def extract(
         notes=index.notes,
         left=compiled.left,
     )
+
+
+def planned_representations(compiled: Compiled, quant: str | None) -> dict[str, Representation]:
+    """Return what an extraction would store of each operand, before any byte is read.
+
+    Raises
+    ------
+    UnsupportedRefusal
+        If a tensor is stored in a form that this build does not decode.
+    UsageError
+        If ``quant`` is not a choice.
+    """
+    return {b.operand: _representation(b, choose_recoding(b, quant), "") for b in compiled.bindings}
 
 
 def _check_apart(output: Path, inputs: Iterable[Path]) -> None:
