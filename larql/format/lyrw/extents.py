@@ -92,7 +92,7 @@ def pack_numbers(numbers: array[int]) -> bytes:
 def extent_defects(
     regions: Sequence[Region], *, size: int, tables_end: int, align: int, slack: int
 ) -> Iterator[RegionDefect]:
-    """Yield what is wrong with the regions of a file, in the order of its table.
+    """Yield what is wrong with the regions of a file.
 
     Parameters
     ----------
@@ -111,8 +111,8 @@ def extent_defects(
     ------
     RegionDefect
         A region that is empty, out of range, misaligned, inside the tables or of another length
-        than its declaration implies. If there is none, those that overlap or that disagree about
-        one extent, and bytes after the last region.
+        than its declaration implies. If there is none, in the order of their bytes, those that
+        overlap or that disagree about one extent, and bytes after the last region.
     """
     sound = True
     for region in regions:

@@ -164,7 +164,7 @@ class LayerWeights:
 
     @staticmethod
     def defects(path: Path) -> tuple[RegionDefect, ...]:
-        """Return everything that is wrong with the regions of a file, in the order of its table.
+        """Return what is wrong with the regions of a file, of which opening it names the first.
 
         Raises
         ------

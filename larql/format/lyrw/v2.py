@@ -101,7 +101,7 @@ class BankFile:
 
     @staticmethod
     def defects(path: Path, schema: SchemaVersion) -> tuple[RegionDefect, ...]:
-        """Return everything that is wrong with the regions of a file, in the order of its table.
+        """Return what is wrong with the regions of a file, of which opening it names the first.
 
         Raises
         ------
