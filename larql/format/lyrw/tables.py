@@ -35,10 +35,10 @@ __all__ = [
 MAX_SCHEMAS = 4096
 """Most region schemas of a file; a bank needs fewer than ten."""
 
-_HEADER = struct.Struct("<IIIHHII")
-_BANK = struct.Struct("<HHHHIIII")
-_SEGMENT = struct.Struct("<HHII")
-_SCHEMA = struct.Struct("<HHHHHHII")
+HEADER = struct.Struct("<IIIHHII")
+BANK = struct.Struct("<HHHHIIII")
+SEGMENT = struct.Struct("<HHII")
+SCHEMA = struct.Struct("<HHHHHHII")
 _ONE_OF_SEVERAL = 1
 _LAYOUT_SCHEMA = SchemaVersion(4)
 
@@ -180,7 +180,7 @@ class Tables:
     def to_bytes(self) -> bytes:
         """Return header, banks, segments and schemas as they stand in a file."""
         parts = [
-            _HEADER.pack(
+            HEADER.pack(
                 MAGIC,
                 lyrw_version(Generation.VINDEX3),
                 self.logical_layer,
@@ -191,7 +191,7 @@ class Tables:
             )
         ]
         parts += [
-            _BANK.pack(
+            BANK.pack(
                 bank.bank_id,
                 bank.kind,
                 len(bank.schemas),
@@ -204,13 +204,13 @@ class Tables:
             for bank in self.banks
         ]
         parts += [
-            _SEGMENT.pack(
+            SEGMENT.pack(
                 segment.bank_id, segment.segment_index, segment.first_entry, segment.entry_count
             )
             for segment in self.segments
         ]
         parts += [
-            _SCHEMA.pack(
+            SCHEMA.pack(
                 schema.schema_index,
                 schema.role,
                 schema.format,
@@ -244,8 +244,8 @@ def read_tables(reader: TableReader, schema: SchemaVersion) -> Tables:
         If flags, a reserved field or a bank's kind have a value that this build does not know.
     """
     where = reader.where
-    _magic, _version, layer, num_banks, num_segments, flags, reserved = _HEADER.unpack(
-        reader.take(_HEADER.size, "the header")
+    _magic, _version, layer, num_banks, num_segments, flags, reserved = HEADER.unpack(
+        reader.take(HEADER.size, "the header")
     )
     if flags & ~_ONE_OF_SEVERAL or reserved:
         raise UnsupportedRefusal(
@@ -253,10 +253,10 @@ def read_tables(reader: TableReader, schema: SchemaVersion) -> Tables:
             f"build knows flags 0 and {_ONE_OF_SEVERAL:#x} and a reserved field of 0, a newer "
             "larql may read it"
         )
-    banks = reader.take(num_banks * _BANK.size, f"the table of {num_banks} banks")
-    rows = list(_BANK.iter_unpack(banks))
-    raw = reader.take(num_segments * _SEGMENT.size, f"the table of {num_segments} segments")
-    segments = tuple(BankSegment(*row) for row in _SEGMENT.iter_unpack(raw))
+    banks = reader.take(num_banks * BANK.size, f"the table of {num_banks} banks")
+    rows = list(BANK.iter_unpack(banks))
+    raw = reader.take(num_segments * SEGMENT.size, f"the table of {num_segments} segments")
+    segments = tuple(BankSegment(*row) for row in SEGMENT.iter_unpack(raw))
     total = sum(row[2] for row in rows)
     if total > MAX_SCHEMAS:
         raise ContainerError(
@@ -265,7 +265,7 @@ def read_tables(reader: TableReader, schema: SchemaVersion) -> Tables:
     found = []
     for row in rows:
         raw = reader.take(
-            row[2] * _SCHEMA.size, f"the table of {row[2]} region schemas of bank {row[0]}"
+            row[2] * SCHEMA.size, f"the table of {row[2]} region schemas of bank {row[0]}"
         )
         found.append(_bank(row, raw, schema, where))
     return Tables(layer, tuple(found), segments, bool(flags & _ONE_OF_SEVERAL))
@@ -280,7 +280,7 @@ def _bank(row: tuple[int, ...], raw: bytes, schema: SchemaVersion, where: str) -
             f"{max(BankKind)} and flags 0 to {max(Browse)}, a newer larql may read it"
         )
     schemas = []
-    for index, role, code, packing, pair, layout, rows, cols in _SCHEMA.iter_unpack(raw):
+    for index, role, code, packing, pair, layout, rows, cols in SCHEMA.iter_unpack(raw):
         if layout and schema < _LAYOUT_SCHEMA:
             raise UnsupportedRefusal(
                 f"{name}, schema {index} ({role_text(role)}) has reserved field {layout}, expected "
