@@ -6,6 +6,7 @@ import sys
 from array import array
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 __all__ = [
     "MAX_REGIONS",
@@ -24,8 +25,7 @@ PAIR_BYTES = 16
 """An offset and a length in a table."""
 
 
-@dataclass(frozen=True, slots=True)
-class Region:
+class Region(NamedTuple):
     """A byte range of a file, and what the file declares about it.
 
     Attributes
