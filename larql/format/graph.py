@@ -18,6 +18,13 @@ from larql.format.operations.contract import Site
 from larql.format.operations.dense_ffn import Activation, DenseFfn
 from larql.format.operations.linear import Linear, Norm
 from larql.format.operations.rope import Rope, RopeScaling
+from larql.format.operations.routed_ffn import (
+    ExpertBank,
+    ExpertGroups,
+    RoutedFfn,
+    Router,
+    SharedExperts,
+)
 from larql.format.operations.softmax_attention import SoftmaxAttention
 from larql.format.operations.states import KvRows, StateSpec
 
@@ -28,6 +35,8 @@ __all__ = [
     "DenseFfn",
     "Edge",
     "Embed",
+    "ExpertBank",
+    "ExpertGroups",
     "Graph",
     "Head",
     "KvRows",
@@ -37,6 +46,9 @@ __all__ = [
     "Norm",
     "Rope",
     "RopeScaling",
+    "RoutedFfn",
+    "Router",
+    "SharedExperts",
     "Site",
     "SoftmaxAttention",
     "StateSpec",

@@ -28,6 +28,7 @@ _OPS: dict[str, type] = {
     "embed": g.Embed,
     "softmax_attention": g.SoftmaxAttention,
     "dense_ffn": g.DenseFfn,
+    "routed_ffn": g.RoutedFfn,
     "head": g.Head,
     "kv_rows": g.KvRows,
 }
