@@ -28,6 +28,8 @@ _OPS: dict[str, type] = {
     "embed": g.Embed,
     "softmax_attention": g.SoftmaxAttention,
     "dense_ffn": g.DenseFfn,
+    "per_layer_embedding": g.PerLayerEmbedding,
+    "per_layer_table": g.PerLayerTable,
     "head": g.Head,
     "kv_rows": g.KvRows,
 }

@@ -9,8 +9,9 @@ stands (``site``), what it keeps between positions (``state``) and its numbers f
 from __future__ import annotations
 
 from larql.format.operations.dense_ffn import DenseFfn
+from larql.format.operations.per_layer_embedding import PerLayerEmbedding
 from larql.format.operations.softmax_attention import SoftmaxAttention
 
 __all__ = ["Mixer"]
 
-Mixer = SoftmaxAttention | DenseFfn
+Mixer = SoftmaxAttention | DenseFfn | PerLayerEmbedding
