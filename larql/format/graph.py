@@ -17,6 +17,7 @@ from larql.format.operations import Mixer
 from larql.format.operations.contract import Site
 from larql.format.operations.dense_ffn import Activation, DenseFfn
 from larql.format.operations.linear import Linear, Norm
+from larql.format.operations.per_layer_embedding import PerLayerEmbedding, PerLayerTable
 from larql.format.operations.rope import Rope, RopeScaling
 from larql.format.operations.routed_ffn import (
     ExpertBank,
@@ -44,6 +45,8 @@ __all__ = [
     "Linear",
     "Mixer",
     "Norm",
+    "PerLayerEmbedding",
+    "PerLayerTable",
     "Rope",
     "RopeScaling",
     "RoutedFfn",
@@ -52,6 +55,8 @@ __all__ = [
     "Site",
     "SoftmaxAttention",
     "StateSpec",
+    "kept_by",
+    "separable",
     "state_schema",
 ]
 
@@ -68,13 +73,18 @@ class Embed:
 
 @dataclass(frozen=True)
 class Block:
-    """One write to the carrier: ``x += residual_scale * post_norm(mixer(norm(x)))``."""
+    """One write to the carrier: ``x += residual_scale * post_norm(mixer(norm(x)))``.
+
+    With ``carrier_scale``, an operand of one number, the whole carrier is multiplied by it after
+    the sum, as part of the same write.
+    """
 
     site: Site
     mixer: Mixer
     norm: Norm | None = None
     post_norm: Norm | None = None
     residual_scale: float = 1.0
+    carrier_scale: str | None = None
 
 
 @dataclass(frozen=True)
@@ -113,6 +123,8 @@ class Component:
         ``decoder`` for a causal language model.
     hidden_size, vocab_size, context_length : int
         Carrier width, number of logits, and the position count it was trained for.
+    per_layer : PerLayerTable or None
+        What its layers' own embeddings are looked up in, where they have any.
     """
 
     id: str
@@ -123,6 +135,7 @@ class Component:
     embed: Embed
     layers: tuple[Layer, ...]
     head: Head
+    per_layer: PerLayerTable | None = None
 
 
 @dataclass(frozen=True)
@@ -149,4 +162,21 @@ def state_schema(component: Component) -> tuple[StateSpec, ...]:
         for layer in component.layers
         for block in layer.blocks
         for spec in block.mixer.state(layer.index)
+    )
+
+
+def kept_by(block: Block, layer: int) -> int:
+    """Return the layer that keeps the state of a block: its own, or one whose rows it shares."""
+    mixer = block.mixer
+    if isinstance(mixer, SoftmaxAttention) and mixer.shared is not None:
+        return mixer.shared
+    return layer
+
+
+def separable(component: Component) -> bool:
+    """Return whether each layer can run on its own, from hidden states alone."""
+    return component.per_layer is None and all(
+        kept_by(block, layer.index) == layer.index
+        for layer in component.layers
+        for block in layer.blocks
     )

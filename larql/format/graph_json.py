@@ -29,6 +29,8 @@ _OPS: dict[str, type] = {
     "softmax_attention": g.SoftmaxAttention,
     "dense_ffn": g.DenseFfn,
     "routed_ffn": g.RoutedFfn,
+    "per_layer_embedding": g.PerLayerEmbedding,
+    "per_layer_table": g.PerLayerTable,
     "head": g.Head,
     "kv_rows": g.KvRows,
 }

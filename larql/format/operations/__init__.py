@@ -9,9 +9,10 @@ stands (``site``), what it keeps between positions (``state``) and its numbers f
 from __future__ import annotations
 
 from larql.format.operations.dense_ffn import DenseFfn
+from larql.format.operations.per_layer_embedding import PerLayerEmbedding
 from larql.format.operations.routed_ffn import RoutedFfn
 from larql.format.operations.softmax_attention import SoftmaxAttention
 
 __all__ = ["Mixer"]
 
-Mixer = SoftmaxAttention | DenseFfn | RoutedFfn
+Mixer = SoftmaxAttention | DenseFfn | RoutedFfn | PerLayerEmbedding

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from larql.format.graph import DenseFfn, Mixer, SoftmaxAttention
+from larql.format.graph import DenseFfn, Mixer, PerLayerEmbedding, SoftmaxAttention
 from larql.runtime.backends.reference.arithmetic import Arithmetic, Float64
 from larql.runtime.backends.reference.dense_ffn import dense_ffn
+from larql.runtime.backends.reference.per_layer_embedding import per_layer_embedding
 from larql.runtime.backends.reference.softmax_attention import softmax_attention
 from larql.runtime.regions import Region
 from larql.runtime.taps import BlockTaps
+from larql.runtime.token_inputs import LayerInputs
 
 __all__ = ["mix"]
 
@@ -21,6 +23,7 @@ def mix(
     start: int,
     taps: BlockTaps | None,
     arithmetic: Arithmetic,
+    tokens: LayerInputs | None = None,
 ) -> list[Float64]:
     """Run an operation for positions ``start, start + 1, …``.
 
@@ -36,6 +39,8 @@ def mix(
         Where an observer wants what is computed on the way.
     arithmetic : Arithmetic
         Holds the operands.
+    tokens : LayerInputs or None
+        What the tokens give to the layer.
 
     Returns
     -------
@@ -46,3 +51,6 @@ def mix(
             return softmax_attention(mixer, inputs, regions, start, taps, arithmetic)
         case DenseFfn():
             return dense_ffn(mixer, inputs, regions, start, taps, arithmetic)
+        case PerLayerEmbedding():
+            assert tokens is not None
+            return per_layer_embedding(mixer, inputs, tokens, arithmetic)
