@@ -77,6 +77,12 @@ class Router:
     scale: float = 1.0
     expert_scale: str | None = None
 
+    @property
+    def ranks_by_logits(self) -> bool:
+        """Whether the logits rank in place of their softmax, which keeps their order."""
+        sums = self.groups is not None and self.groups.score == "top2_sum"
+        return self.score == "softmax" and self.correction is None and not sums
+
     def contracts(self, layer: int) -> Iterator[OperandContract]:
         """Yield the operands that it reads, in the order in which they are used."""
         yield from self.scores.contracts(layer, "ffn.router")

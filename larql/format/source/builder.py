@@ -24,6 +24,7 @@ from larql.format.graph import (
 from larql.format.rows import RowSelection
 from larql.format.source.checkpoint import SourceTensor
 from larql.format.source.config import ConfigReader
+from larql.format.source.pieces import BankBinding
 
 __all__ = ["Binding", "Builder", "Family", "HeadGeometry", "Naming", "Part"]
 
@@ -148,8 +149,16 @@ class Builder:
         self.component = component
         self.notes: list[str] = []
         self.bindings: dict[str, Binding] = {}
+        self.banks: dict[str, BankBinding] = {}
         self.left: dict[str, str] = {}
         self._same_bytes = same_bytes
+
+    def bound(self) -> set[str]:
+        """Return the names of all tensors that fill an operand."""
+        names = {binding.source.name for binding in self.bindings.values()}
+        for bank in self.banks.values():
+            names.update(source.name for piece in bank.pieces for source in piece.sources)
+        return names
 
     @property
     def where(self) -> str:

@@ -15,12 +15,13 @@ from typing import cast
 from larql.errors import CompileError, SourceError
 from larql.format.closure import check_geometry
 from larql.format.graph import Component, Graph
-from larql.format.rows import row_count
+from larql.format.rows import RowSelection, row_count
 from larql.format.source.builder import Binding, Builder, Family
 from larql.format.source.checkpoint import Checkpoint, SourceTensor
 from larql.format.source.config import ConfigReader, KeyVerdict
 from larql.format.source.families import FAMILIES
 from larql.format.source.names import GGUF_NAMING, hugging_face_naming
+from larql.format.source.pieces import BankBinding
 from larql.format.tokenizer.ends import declared_end_id
 from larql.format.tokenizer.vocabulary import KNOWN_TOKENIZER_KEYS
 from larql.format.untrusted import read_json_object
@@ -63,6 +64,8 @@ class Compiled:
     graph : Graph
     bindings : tuple of Binding
         Which tensor fills which operand, in execution order.
+    banks : tuple of BankBinding
+        Which tensors fill the operands of experts, in execution order.
     left : mapping
         Tensors that are not carried, and why.
     keys : tuple of KeyVerdict
@@ -79,6 +82,7 @@ class Compiled:
     model: str
     graph: Graph
     bindings: tuple[Binding, ...]
+    banks: tuple[BankBinding, ...]
     left: Mapping[str, str]
     keys: tuple[KeyVerdict, ...]
     notes: tuple[str, ...]
@@ -307,15 +311,15 @@ def _finish(
     licence: str | None,
 ) -> Compiled:
     reader.finish()
-    bound = {binding.source.name for binding in builder.bindings.values()}
-    unread = [name for name in checkpoint.tensors if name not in bound | set(builder.left)]
+    read = builder.bound() | set(builder.left)
+    unread = [name for name in checkpoint.tensors if name not in read]
     if unread:
         more = f" and {len(unread) - 1} more" if len(unread) > 1 else ""
         raise CompileError(
             f"{reader.where}: tensor {unread[0]}{more}: nothing in the {family.name} family reads "
             f"it, so the model would not be computed as it was trained"
         )
-    _check_rows(builder.bindings.values(), reader.where)
+    _check_rows(builder, reader.where)
     defects = check_geometry(component)
     if defects:
         raise CompileError(f"{reader.where}: {defects[0].line()}")
@@ -328,6 +332,7 @@ def _finish(
         model=model,
         graph=Graph(components=(component,)),
         bindings=tuple(builder.bindings.values()),
+        banks=tuple(builder.banks.values()),
         left=dict(builder.left),
         keys=tuple(reader.verdicts()),
         notes=tuple(notes),
@@ -336,20 +341,23 @@ def _finish(
     )
 
 
-def _check_rows(bindings: Iterable[Binding], where: str) -> None:
+def _check_rows(builder: Builder, where: str) -> None:
     """Refuse a tensor of which some rows are read by nothing, or some by two operands."""
-    parts: dict[str, list[Binding]] = {}
-    for binding in bindings:
+    parts: dict[str, tuple[SourceTensor, list[RowSelection]]] = {}
+    for binding in builder.bindings.values():
         if binding.rows is not None:
-            parts.setdefault(binding.source.name, []).append(binding)
-    for name, found in parts.items():
-        spans = sorted(span for b in found if b.rows is not None for span in b.rows.spans())
+            parts.setdefault(binding.source.name, (binding.source, []))[1].append(binding.rows)
+    for bank in builder.banks.values():
+        for piece in bank.pieces:
+            for source, rows in zip(piece.sources, piece.rows, strict=True):
+                parts.setdefault(source.name, (source, []))[1].append(rows)
+    for name, (source, found) in parts.items():
         at = 0
-        for first, count in spans:
+        for first, count in sorted(span for rows in found for span in rows.spans()):
             if first != at:
                 break
             at = first + count
-        if at != row_count(found[0].source.shape):
+        if at != row_count(source.shape):
             raise CompileError(
                 f"{where}: tensor {name}: row {at} is not read exactly once by the operands that "
                 f"are made of it"

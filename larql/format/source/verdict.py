@@ -159,7 +159,7 @@ def _judge(checkpoint: Checkpoint) -> Verdict:
         problem = str(error)
     builder, reader = judging.builder, judging.reader
     described = builder is not None and judging.component is not None
-    read = {binding.source.name for binding in builder.bindings.values()} if builder else set()
+    read = builder.bound() if builder else set()
     left = dict(builder.left) if builder else {}
     return Verdict(
         problem=problem,

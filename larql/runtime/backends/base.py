@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from larql.format.graph import Block, Embed, Head, PerLayerTable, SoftmaxAttention, StateSpec
-from larql.runtime.operands import StoredOperand
+from larql.runtime.operands import StoredBank, StoredOperand
 from larql.runtime.readout import HeadReadout
 from larql.runtime.regions import KvRegion, Region
 from larql.runtime.state import State
@@ -66,6 +66,16 @@ class Backend(ABC):
     @abstractmethod
     def bind(self, operand: StoredOperand) -> None:
         """Take an operand; the stored bytes stay mapped.
+
+        Raises
+        ------
+        UnsupportedRefusal
+            If the backend has no code for the operand's encoding.
+        """
+
+    @abstractmethod
+    def bind_bank(self, bank: StoredBank) -> None:
+        """Take an operand that has an entry for each expert; the stored bytes stay mapped.
 
         Raises
         ------

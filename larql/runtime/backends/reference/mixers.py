@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from larql.format.graph import DenseFfn, Mixer, PerLayerEmbedding, SoftmaxAttention
+from larql.format.graph import DenseFfn, Mixer, PerLayerEmbedding, RoutedFfn, SoftmaxAttention
 from larql.runtime.backends.reference.arithmetic import Arithmetic, Float64
 from larql.runtime.backends.reference.dense_ffn import dense_ffn
 from larql.runtime.backends.reference.per_layer_embedding import per_layer_embedding
+from larql.runtime.backends.reference.routed_ffn import routed_ffn
 from larql.runtime.backends.reference.softmax_attention import softmax_attention
 from larql.runtime.regions import Region
 from larql.runtime.taps import BlockTaps
@@ -51,6 +52,8 @@ def mix(
             return softmax_attention(mixer, inputs, regions, start, taps, arithmetic)
         case DenseFfn():
             return dense_ffn(mixer, inputs, regions, start, taps, arithmetic)
+        case RoutedFfn():
+            return routed_ffn(mixer, inputs, taps, arithmetic)
         case PerLayerEmbedding():
             assert tokens is not None
             return per_layer_embedding(mixer, inputs, tokens, arithmetic)
