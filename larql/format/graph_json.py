@@ -27,9 +27,16 @@ _OPS: dict[str, type] = {
     "rope": g.Rope,
     "embed": g.Embed,
     "softmax_attention": g.SoftmaxAttention,
+    "gated_delta": g.GatedDelta,
+    "kda": g.Kda,
+    "ssm": g.Ssm,
+    "short_convolution": g.ShortConvolution,
+    "convolution": g.Convolution,
     "dense_ffn": g.DenseFfn,
     "head": g.Head,
     "kv_rows": g.KvRows,
+    "recurrent": g.Recurrent,
+    "convolution_rows": g.ConvolutionRows,
 }
 _NAMES = {cls: name for name, cls in _OPS.items()}
 _HINTS: dict[type, dict[str, object]] = {
