@@ -36,6 +36,9 @@ class SoftmaxAttention:
         Per-head norms, before rope.
     rope : Rope or None
         Rotary embedding of queries and keys; None: no positions.
+    gate : Linear or None
+        Projection of the same input, as wide as all heads' values, neither normed nor rotated;
+        the mixed values are multiplied by its sigmoid before ``o``.
     """
 
     op: ClassVar[str] = "softmax_attention"
@@ -55,6 +58,7 @@ class SoftmaxAttention:
     q_norm: Norm | None = None
     k_norm: Norm | None = None
     rope: Rope | None = None
+    gate: Linear | None = None
 
     def contracts(self, layer: int) -> Iterator[OperandContract]:
         """Yield the operands that it reads, in the order in which they are used."""
@@ -67,6 +71,8 @@ class SoftmaxAttention:
             yield from self.k_norm.contracts(layer, "attention.k_norm")
         if self.rope is not None:
             yield from self.rope.contracts(layer, "attention.rope")
+        if self.gate is not None:
+            yield from self.gate.contracts(layer, "attention.gate")
         yield from self.o.contracts(layer, "attention.o")
 
     def defects(self, hidden: int, where: str) -> Iterator[Defect]:
@@ -91,6 +97,8 @@ class SoftmaxAttention:
                 yield from norm.defects(self.key_dim, f"{where} q/k")
         if self.rope is not None:
             yield from self.rope.defects(self.key_dim, where)
+        if self.gate is not None:
+            yield from self.gate.defects(self.heads * self.value_dim, hidden, where, "gate")
 
     def state(self, layer: int) -> tuple[StateSpec, ...]:
         """Return what it keeps between positions as part of a layer."""
@@ -117,6 +125,8 @@ class SoftmaxAttention:
             parts.append("q/k norm")
         if self.softcap is not None:
             parts.append(f"softcap {self.softcap:.9g}")
+        if self.gate is not None:
+            parts.append("gated output")
         return ", ".join(parts)
 
     def brief(self) -> str:

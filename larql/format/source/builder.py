@@ -277,6 +277,7 @@ class Builder:
         qk_norm: tuple[float, float] | None = None,
         window: int | None = None,
         softcap: float | None = None,
+        gated: bool = False,
     ) -> SoftmaxAttention:
         """Describe softmax attention with four separate projections.
 
@@ -286,19 +287,31 @@ class Builder:
             As in :meth:`linear`, for all four projections.
         qk_norm : (float, float) or None
             Epsilon and offset of the per-head norms of queries and keys.
+        gated : bool
+            The rows of each head's query are followed by as many of its output gate, in one
+            tensor, which the naming gives for ``attention.q`` and ``attention.gate``.
         """
         heads, kv_heads, dim = geometry.heads, geometry.kv_heads, geometry.head_dim
         norms = [
             None if qk_norm is None else self.norm(part, layer, dim, *qk_norm)
             for part in ("attention.q_norm", "attention.k_norm")
         ]
+        halves = [
+            Part(RowSelection(first, dim, 2 * dim, heads), 2 * heads * dim) if gated else None
+            for first in (0, dim)
+        ]
+        gate = None
+        if gated:
+            gate = self.linear(
+                "attention.gate", layer, heads * dim, hidden, bias=bias, rows=halves[1]
+            )
         return SoftmaxAttention(
             heads=heads,
             kv_heads=kv_heads,
             key_dim=dim,
             value_dim=dim,
             scale=scale,
-            q=self.linear("attention.q", layer, heads * dim, hidden, bias=bias),
+            q=self.linear("attention.q", layer, heads * dim, hidden, bias=bias, rows=halves[0]),
             k=self.linear("attention.k", layer, kv_heads * dim, hidden, bias=bias),
             v=self.linear("attention.v", layer, kv_heads * dim, hidden, bias=bias),
             o=self.linear("attention.o", layer, hidden, heads * dim, bias=bias),
@@ -307,6 +320,7 @@ class Builder:
             q_norm=norms[0],
             k_norm=norms[1],
             rope=rope,
+            gate=gate,
         )
 
     def gated_ffn(

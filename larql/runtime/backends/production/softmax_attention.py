@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from larql.format.graph import Norm, SoftmaxAttention
+from larql.kernels.activation import gate
 from larql.kernels.attention import attend
 from larql.kernels.copy import copy
 from larql.kernels.ring import write_rows
@@ -29,7 +30,8 @@ def softmax_attention(
     (region,) = regions
     assert isinstance(region, KvRegion)
     count = len(x)
-    q, k, v = arithmetic.linears([mixer.q, mixer.k, mixer.v], arithmetic.inputs(x))
+    wanted = [mixer.q, mixer.k, mixer.v] + ([] if mixer.gate is None else [mixer.gate])
+    q, k, v, *gates = arithmetic.linears(wanted, arithmetic.inputs(x))
     q = _heads(q, mixer.heads, mixer.q_norm, arithmetic)
     k = _heads(k, mixer.kv_heads, mixer.k_norm, arithmetic)
     v = v.reshape(count, mixer.kv_heads, mixer.value_dim)
@@ -47,7 +49,10 @@ def softmax_attention(
         copy(out, taps.heads)
     if taps is not None and taps.queries is not None:
         copy(q, taps.queries)
-    return arithmetic.linear(mixer.o, out.reshape(count, -1))
+    mixed = out.reshape(count, -1)
+    for gates_of_heads in gates:
+        gate(gates_of_heads, mixed, "sigmoid", mixed)
+    return arithmetic.linear(mixer.o, mixed)
 
 
 def _heads(x: Float32, heads: int, norm: Norm | None, arithmetic: Arithmetic) -> Float32:

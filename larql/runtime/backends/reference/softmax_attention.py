@@ -45,6 +45,9 @@ def softmax_attention(
             taps.queries[t] = query
         if taps is not None and taps.heads is not None:
             taps.heads[t] = mixed[-1].reshape(mixer.heads, mixer.value_dim)
+    if mixer.gate is not None:
+        gates = arithmetic.linear(mixer.gate, inputs)
+        mixed = [row / (1.0 + np.exp(-gate)) for row, gate in zip(mixed, gates, strict=True)]
     return arithmetic.linear(mixer.o, mixed)
 
 
