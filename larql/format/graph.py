@@ -15,22 +15,31 @@ from typing import Literal
 
 from larql.format.operations import Mixer
 from larql.format.operations.contract import Site
+from larql.format.operations.convolution import Convolution
 from larql.format.operations.dense_ffn import Activation, DenseFfn
+from larql.format.operations.gated_delta import GatedDelta
+from larql.format.operations.kda import Kda
 from larql.format.operations.linear import Linear, Norm
 from larql.format.operations.per_layer_embedding import PerLayerEmbedding, PerLayerTable
 from larql.format.operations.rope import Rope, RopeScaling
+from larql.format.operations.short_convolution import ShortConvolution
 from larql.format.operations.softmax_attention import SoftmaxAttention
-from larql.format.operations.states import KvRows, StateSpec
+from larql.format.operations.ssm import Ssm
+from larql.format.operations.states import ConvolutionRows, KvRows, Recurrent, StateSpec
 
 __all__ = [
     "Activation",
     "Block",
     "Component",
+    "Convolution",
+    "ConvolutionRows",
     "DenseFfn",
     "Edge",
     "Embed",
+    "GatedDelta",
     "Graph",
     "Head",
+    "Kda",
     "KvRows",
     "Layer",
     "Linear",
@@ -38,10 +47,13 @@ __all__ = [
     "Norm",
     "PerLayerEmbedding",
     "PerLayerTable",
+    "Recurrent",
     "Rope",
     "RopeScaling",
+    "ShortConvolution",
     "Site",
     "SoftmaxAttention",
+    "Ssm",
     "StateSpec",
     "kept_by",
     "separable",

@@ -27,11 +27,18 @@ _OPS: dict[str, type] = {
     "rope": g.Rope,
     "embed": g.Embed,
     "softmax_attention": g.SoftmaxAttention,
+    "gated_delta": g.GatedDelta,
+    "kda": g.Kda,
+    "ssm": g.Ssm,
+    "short_convolution": g.ShortConvolution,
+    "convolution": g.Convolution,
     "dense_ffn": g.DenseFfn,
     "per_layer_embedding": g.PerLayerEmbedding,
     "per_layer_table": g.PerLayerTable,
     "head": g.Head,
     "kv_rows": g.KvRows,
+    "recurrent": g.Recurrent,
+    "convolution_rows": g.ConvolutionRows,
 }
 _NAMES = {cls: name for name, cls in _OPS.items()}
 _HINTS: dict[type, dict[str, object]] = {

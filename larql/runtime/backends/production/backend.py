@@ -16,7 +16,16 @@ from weakref import WeakKeyDictionary
 import numpy as np
 import numpy.typing as npt
 
-from larql.format.graph import Block, Embed, Head, PerLayerTable, SoftmaxAttention, StateSpec
+from larql.format.graph import (
+    Block,
+    ConvolutionRows,
+    Embed,
+    Head,
+    PerLayerTable,
+    Recurrent,
+    SoftmaxAttention,
+    StateSpec,
+)
 from larql.kernels import compiler, setup
 from larql.kernels.copy import copy
 from larql.kernels.elementwise import add_scaled, scale, softcap
@@ -25,6 +34,7 @@ from larql.kernels.likelihood import log_sum_exp, logarithm
 from larql.kernels.ring import empty_keys, empty_values
 from larql.kernels.softmax import BLOCK
 from larql.kernels.survey import Survey, survey
+from larql.kernels.vector import LANES
 from larql.runtime.backends.base import KV_NUMERICS, Backend, Carrier
 from larql.runtime.backends.pattern import attention_weights
 from larql.runtime.backends.production.arithmetic import Arithmetic, Calls, Vectors
@@ -37,6 +47,7 @@ from larql.runtime.regions import KvRegion, Region, needed_rows
 from larql.runtime.state import State
 from larql.runtime.taps import BlockTaps
 from larql.runtime.token_inputs import LayerInputs
+from larql.runtime.whole_regions import StripRegion, WholeRegion
 
 __all__ = ["ProductionBackend"]
 
@@ -89,7 +100,11 @@ class ProductionBackend(Backend):
         self._arithmetic.bind(operand)
 
     def region(self, spec: StateSpec, context: int, block: int) -> Region:
-        """Make a region of blocks, in the order in which attention reads them."""
+        """Make a region in the order in which the kernels read it."""
+        if isinstance(spec, ConvolutionRows):
+            return WholeRegion.plain(spec, np.float32)
+        if isinstance(spec, Recurrent):
+            return StripRegion(spec, LANES)
         count = -(-needed_rows(spec, context, block) // BLOCK)
         return KvRegion(
             spec,

@@ -13,7 +13,15 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from larql.format.graph import Block, Embed, Head, PerLayerTable, SoftmaxAttention, StateSpec
+from larql.format.graph import (
+    Block,
+    Embed,
+    Head,
+    KvRows,
+    PerLayerTable,
+    SoftmaxAttention,
+    StateSpec,
+)
 from larql.runtime.backends.base import KV_NUMERICS, Backend, Carrier
 from larql.runtime.backends.reference.arithmetic import Arithmetic
 from larql.runtime.backends.reference.mixers import mix
@@ -23,6 +31,7 @@ from larql.runtime.readout import HeadReadout
 from larql.runtime.regions import KvRegion, Region, RowRegion
 from larql.runtime.taps import BlockTaps
 from larql.runtime.token_inputs import LayerInputs
+from larql.runtime.whole_regions import WholeRegion
 
 __all__ = ["ReferenceBackend"]
 
@@ -59,7 +68,9 @@ class ReferenceBackend(Backend):
         self._arithmetic.bind(operand)
 
     def region(self, spec: StateSpec, context: int, block: int) -> Region:
-        """Make a region of float64 rows, or of rows rounded to binary16."""
+        """Make a region of float64 numbers; keys and values may be rounded to binary16."""
+        if not isinstance(spec, KvRows):
+            return WholeRegion.plain(spec, np.float64)
         return RowRegion(spec, context, block, np.float16 if self.kv == "f16" else np.float64)
 
     def embed(self, op: Embed, ids: npt.NDArray[np.int64]) -> Carrier:
