@@ -26,6 +26,7 @@ _OPS: dict[str, type] = {
     "linear": g.Linear,
     "rope": g.Rope,
     "embed": g.Embed,
+    "latent_attention": g.LatentAttention,
     "softmax_attention": g.SoftmaxAttention,
     "gated_delta": g.GatedDelta,
     "kda": g.Kda,
@@ -37,6 +38,7 @@ _OPS: dict[str, type] = {
     "per_layer_table": g.PerLayerTable,
     "head": g.Head,
     "kv_rows": g.KvRows,
+    "latent_rows": g.LatentRows,
     "recurrent": g.Recurrent,
     "convolution_rows": g.ConvolutionRows,
 }

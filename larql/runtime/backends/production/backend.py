@@ -21,6 +21,8 @@ from larql.format.graph import (
     ConvolutionRows,
     Embed,
     Head,
+    LatentAttention,
+    LatentRows,
     PerLayerTable,
     Recurrent,
     SoftmaxAttention,
@@ -40,6 +42,7 @@ from larql.runtime.backends.pattern import attention_weights
 from larql.runtime.backends.production.arithmetic import Arithmetic, Calls, Vectors
 from larql.runtime.backends.production.mixers import mix
 from larql.runtime.backends.step_program import StepProgram
+from larql.runtime.latent_region import LatentRegion, as_keys_and_values
 from larql.runtime.operands import StoredOperand
 from larql.runtime.plan import Plan
 from larql.runtime.readout import HeadReadout
@@ -105,13 +108,15 @@ class ProductionBackend(Backend):
             return WholeRegion.plain(spec, np.float32)
         if isinstance(spec, Recurrent):
             return StripRegion(spec, LANES)
-        count = -(-needed_rows(spec, context, block) // BLOCK)
-        return KvRegion(
-            spec,
+        rows = as_keys_and_values(spec) if isinstance(spec, LatentRows) else spec
+        count = -(-needed_rows(rows, context, block) // BLOCK)
+        kept = KvRegion(
+            rows,
             BLOCK,
-            empty_keys(count, spec.heads, spec.key_dim, self.kv),
-            empty_values(count, spec.heads, spec.value_dim, self.kv),
+            empty_keys(count, rows.heads, rows.key_dim, self.kv),
+            empty_values(count, rows.heads, rows.value_dim, self.kv),
         )
+        return LatentRegion(spec, kept) if isinstance(spec, LatentRows) else kept
 
     def embed(self, op: Embed, ids: npt.NDArray[np.int64]) -> Carrier:
         """Decode the rows of the ids and scale them."""
@@ -211,7 +216,11 @@ class ProductionBackend(Backend):
         copy(source, target)
 
     def attention_pattern(
-        self, mixer: SoftmaxAttention, queries: Float32, region: KvRegion, start: int
+        self,
+        mixer: SoftmaxAttention | LatentAttention,
+        queries: Float32,
+        region: KvRegion,
+        start: int,
     ) -> list[npt.NDArray[np.float64]]:
         """Compute the weights in float64, apart from the kernel that uses them."""
         sinks = None if mixer.sinks is None else self._arithmetic.vectors[mixer.sinks]

@@ -18,6 +18,8 @@ from larql.format.graph import (
     Embed,
     Head,
     KvRows,
+    LatentAttention,
+    LatentRows,
     PerLayerTable,
     SoftmaxAttention,
     StateSpec,
@@ -26,6 +28,7 @@ from larql.runtime.backends.base import KV_NUMERICS, Backend, Carrier
 from larql.runtime.backends.reference.arithmetic import Arithmetic
 from larql.runtime.backends.reference.mixers import mix
 from larql.runtime.backends.reference.softmax_attention import head_weights, seen
+from larql.runtime.latent_region import LatentRegion, as_keys_and_values
 from larql.runtime.operands import StoredOperand
 from larql.runtime.readout import HeadReadout
 from larql.runtime.regions import KvRegion, Region, RowRegion
@@ -69,9 +72,13 @@ class ReferenceBackend(Backend):
 
     def region(self, spec: StateSpec, context: int, block: int) -> Region:
         """Make a region of float64 numbers; keys and values may be rounded to binary16."""
-        if not isinstance(spec, KvRows):
-            return WholeRegion.plain(spec, np.float64)
-        return RowRegion(spec, context, block, np.float16 if self.kv == "f16" else np.float64)
+        kind = np.float16 if self.kv == "f16" else np.float64
+        if isinstance(spec, KvRows):
+            return RowRegion(spec, context, block, kind)
+        if isinstance(spec, LatentRows):
+            rows = RowRegion(as_keys_and_values(spec), context, block, kind)
+            return LatentRegion(spec, rows)
+        return WholeRegion.plain(spec, np.float64)
 
     def embed(self, op: Embed, ids: npt.NDArray[np.int64]) -> Carrier:
         """Decode the rows of the ids and scale them."""
@@ -138,7 +145,7 @@ class ReferenceBackend(Backend):
 
     def attention_pattern(
         self,
-        mixer: SoftmaxAttention,
+        mixer: SoftmaxAttention | LatentAttention,
         queries: npt.NDArray[np.float32],
         region: KvRegion,
         start: int,
