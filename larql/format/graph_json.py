@@ -34,6 +34,7 @@ _OPS: dict[str, type] = {
     "convolution": g.Convolution,
     "dense_ffn": g.DenseFfn,
     "head": g.Head,
+    "draft_input": g.DraftInput,
     "kv_rows": g.KvRows,
     "recurrent": g.Recurrent,
     "convolution_rows": g.ConvolutionRows,
