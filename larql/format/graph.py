@@ -20,6 +20,7 @@ from larql.format.operations.dense_ffn import Activation, DenseFfn
 from larql.format.operations.gated_delta import GatedDelta
 from larql.format.operations.kda import Kda
 from larql.format.operations.linear import Linear, Norm
+from larql.format.operations.per_layer_embedding import PerLayerEmbedding, PerLayerTable
 from larql.format.operations.rope import Rope, RopeScaling
 from larql.format.operations.short_convolution import ShortConvolution
 from larql.format.operations.softmax_attention import SoftmaxAttention
@@ -45,6 +46,8 @@ __all__ = [
     "Linear",
     "Mixer",
     "Norm",
+    "PerLayerEmbedding",
+    "PerLayerTable",
     "Recurrent",
     "Rope",
     "RopeScaling",
@@ -53,6 +56,8 @@ __all__ = [
     "SoftmaxAttention",
     "Ssm",
     "StateSpec",
+    "kept_by",
+    "separable",
     "state_schema",
 ]
 
@@ -69,13 +74,18 @@ class Embed:
 
 @dataclass(frozen=True)
 class Block:
-    """One write to the carrier: ``x += residual_scale * post_norm(mixer(norm(x)))``."""
+    """One write to the carrier: ``x += residual_scale * post_norm(mixer(norm(x)))``.
+
+    With ``carrier_scale``, an operand of one number, the whole carrier is multiplied by it after
+    the sum, as part of the same write.
+    """
 
     site: Site
     mixer: Mixer
     norm: Norm | None = None
     post_norm: Norm | None = None
     residual_scale: float = 1.0
+    carrier_scale: str | None = None
 
 
 @dataclass(frozen=True)
@@ -131,6 +141,8 @@ class Component:
         Of a draft only.
     hidden_size, vocab_size, context_length : int
         Carrier width, number of logits, and the position count it was trained for.
+    per_layer : PerLayerTable or None
+        What its layers' own embeddings are looked up in, where they have any.
     """
 
     id: str
@@ -142,6 +154,7 @@ class Component:
     layers: tuple[Layer, ...]
     head: Head
     draft_input: DraftInput | None = None
+    per_layer: PerLayerTable | None = None
 
 
 @dataclass(frozen=True)
@@ -171,4 +184,21 @@ def state_schema(component: Component) -> tuple[StateSpec, ...]:
         for layer in component.layers
         for block in layer.blocks
         for spec in block.mixer.state(layer.index)
+    )
+
+
+def kept_by(block: Block, layer: int) -> int:
+    """Return the layer that keeps the state of a block: its own, or one whose rows it shares."""
+    mixer = block.mixer
+    if isinstance(mixer, SoftmaxAttention) and mixer.shared is not None:
+        return mixer.shared
+    return layer
+
+
+def separable(component: Component) -> bool:
+    """Return whether each layer can run on its own, from hidden states alone."""
+    return component.per_layer is None and all(
+        kept_by(block, layer.index) == layer.index
+        for layer in component.layers
+        for block in layer.blocks
     )

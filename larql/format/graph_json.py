@@ -33,6 +33,8 @@ _OPS: dict[str, type] = {
     "short_convolution": g.ShortConvolution,
     "convolution": g.Convolution,
     "dense_ffn": g.DenseFfn,
+    "per_layer_embedding": g.PerLayerEmbedding,
+    "per_layer_table": g.PerLayerTable,
     "head": g.Head,
     "draft_input": g.DraftInput,
     "kv_rows": g.KvRows,

@@ -9,7 +9,7 @@ from typing import Literal
 __all__ = ["Defect", "OperandContract", "Site", "above_0", "at_least_1", "equal"]
 
 
-Site = Literal["attention", "ffn"]
+Site = Literal["attention", "ffn", "per_layer"]
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from larql.format.graph import Block, Embed, Head, SoftmaxAttention, StateSpec
+from larql.format.graph import Block, Embed, Head, PerLayerTable, SoftmaxAttention, StateSpec
 from larql.runtime.operands import StoredOperand
 from larql.runtime.readout import HeadReadout
 from larql.runtime.regions import KvRegion, Region
@@ -23,6 +23,7 @@ from larql.runtime.state import State
 if TYPE_CHECKING:
     from larql.runtime.plan import Plan
     from larql.runtime.taps import BlockTaps
+    from larql.runtime.token_inputs import LayerInputs
 
 __all__ = ["KV_NUMERICS", "Backend", "Carrier"]
 
@@ -91,6 +92,10 @@ class Backend(ABC):
         """Look rows up: ids ``[T]`` to a carrier ``[T, hidden]``."""
 
     @abstractmethod
+    def look_up(self, table: PerLayerTable, ids: npt.NDArray[np.int64]) -> npt.NDArray[np.float32]:
+        """Return the rows of ids ``[T]``, scaled, float32 ``[layers, T, width]``."""
+
+    @abstractmethod
     def write(
         self,
         block: Block,
@@ -98,6 +103,7 @@ class Backend(ABC):
         regions: Sequence[Region],
         start: int,
         taps: BlockTaps | None = None,
+        tokens: LayerInputs | None = None,
     ) -> Carrier:
         """Run one block and add its output to the carrier.
 
@@ -113,6 +119,8 @@ class Backend(ABC):
             Absolute position of the first row.
         taps : BlockTaps or None
             Where an observer wants what the block computes on its way.
+        tokens : LayerInputs or None
+            What the tokens give to the layer, where the component has a table for that.
 
         Returns
         -------

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from larql.format.graph import SoftmaxAttention
+from larql.format.graph import SoftmaxAttention, kept_by
 from larql.runtime.backends.base import Backend
 from larql.runtime.observe.capture import CaptureRequest
 from larql.runtime.observe.declaration import Declaration
@@ -200,7 +200,7 @@ class Observation:
                 for t, row in enumerate(norms(kept.heads).tolist()):
                     events[t][w].append(HeadNorms(start + t, w, numbers(row)))
             if kept.queries is not None and isinstance(block.mixer, SoftmaxAttention):
-                (region,) = state.at(layer, block.site)
+                (region,) = state.at(kept_by(block, layer), block.site)
                 assert isinstance(region, KvRegion)
                 found = self._backend.attention_pattern(block.mixer, kept.queries, region, start)
                 for t, weights in enumerate(found):

@@ -21,6 +21,7 @@ from larql.format.graph import (
     ConvolutionRows,
     Embed,
     Head,
+    PerLayerTable,
     Recurrent,
     SoftmaxAttention,
     StateSpec,
@@ -45,6 +46,7 @@ from larql.runtime.readout import HeadReadout
 from larql.runtime.regions import KvRegion, Region, needed_rows
 from larql.runtime.state import State
 from larql.runtime.taps import BlockTaps
+from larql.runtime.token_inputs import LayerInputs
 from larql.runtime.whole_regions import StripRegion, WholeRegion
 
 __all__ = ["ProductionBackend"]
@@ -121,6 +123,18 @@ class ProductionBackend(Backend):
         )  # fmt: skip
         return out
 
+    def look_up(self, table: PerLayerTable, ids: npt.NDArray[np.int64]) -> Float32:
+        """Decode the rows of the ids and scale them."""
+        operand = self._arithmetic.operands[table.weight]
+        columns = table.layers * table.width
+        out = np.empty((len(ids), columns), np.float32)
+        gather(
+            operand.data, operand.encoding.name, table.vocab, columns,
+            np.ascontiguousarray(ids), table.scale, out,
+        )  # fmt: skip
+        by_layer = out.reshape(len(ids), table.layers, table.width).transpose(1, 0, 2)
+        return np.ascontiguousarray(by_layer)
+
     def advance(
         self, walk: Callable[[Carrier], Carrier], plan: Plan, state: State, carrier: Carrier
     ) -> Carrier:
@@ -150,14 +164,17 @@ class ProductionBackend(Backend):
         regions: Sequence[Region],
         start: int,
         taps: BlockTaps | None = None,
+        tokens: LayerInputs | None = None,
     ) -> Carrier:
         """Run one block and add its output."""
         self._arithmetic.memory.restart()
         inputs = self._arithmetic.norm(block.norm, carrier)
-        delta = mix(block.mixer, inputs, regions, start, taps, self._arithmetic)
+        delta = mix(block.mixer, inputs, regions, start, taps, self._arithmetic, tokens)
         delta = self._arithmetic.norm(block.post_norm, delta)
         carrier = np.ascontiguousarray(carrier)
         add_scaled(carrier, delta, block.residual_scale)
+        if block.carrier_scale is not None:
+            scale(carrier, float(self._arithmetic.vectors[block.carrier_scale][0]))
         return carrier
 
     def final_norm(self, op: Head, carrier: Carrier) -> Float32:
@@ -197,7 +214,8 @@ class ProductionBackend(Backend):
         self, mixer: SoftmaxAttention, queries: Float32, region: KvRegion, start: int
     ) -> list[npt.NDArray[np.float64]]:
         """Compute the weights in float64, apart from the kernel that uses them."""
-        return attention_weights(mixer, queries, region, start)
+        sinks = None if mixer.sinks is None else self._arithmetic.vectors[mixer.sinks]
+        return attention_weights(mixer, queries, region, start, sinks)
 
     def log_sum_exp(self, rows: Float32) -> npt.NDArray[np.float64]:
         """Return ``log(sum(exp(row)))`` of each row."""

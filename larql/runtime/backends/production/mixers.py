@@ -9,6 +9,7 @@ from larql.format.graph import (
     GatedDelta,
     Kda,
     Mixer,
+    PerLayerEmbedding,
     ShortConvolution,
     SoftmaxAttention,
     Ssm,
@@ -17,11 +18,13 @@ from larql.runtime.backends.production.arithmetic import Arithmetic, Float32
 from larql.runtime.backends.production.dense_ffn import dense_ffn
 from larql.runtime.backends.production.gated_delta import gated_delta
 from larql.runtime.backends.production.kda import kda
+from larql.runtime.backends.production.per_layer_embedding import per_layer_embedding
 from larql.runtime.backends.production.short_convolution import short_convolution
 from larql.runtime.backends.production.softmax_attention import softmax_attention
 from larql.runtime.backends.production.ssm import ssm
 from larql.runtime.regions import Region
 from larql.runtime.taps import BlockTaps
+from larql.runtime.token_inputs import LayerInputs
 
 __all__ = ["mix"]
 
@@ -33,6 +36,7 @@ def mix(
     start: int,
     taps: BlockTaps | None,
     arithmetic: Arithmetic,
+    tokens: LayerInputs | None = None,
 ) -> Float32:
     """Run an operation for positions ``start, start + 1, …``.
 
@@ -47,6 +51,8 @@ def mix(
         Where an observer wants what is computed on the way.
     arithmetic : Arithmetic
         Holds the operands.
+    tokens : LayerInputs or None
+        What the tokens give to the layer.
 
     Returns
     -------
@@ -66,3 +72,6 @@ def mix(
             return short_convolution(mixer, x, regions, start, taps, arithmetic)
         case DenseFfn():
             return dense_ffn(mixer, x, regions, start, taps, arithmetic)
+        case PerLayerEmbedding():
+            assert tokens is not None
+            return per_layer_embedding(mixer, x, tokens, arithmetic)

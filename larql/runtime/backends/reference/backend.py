@@ -13,7 +13,15 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from larql.format.graph import Block, Embed, Head, KvRows, SoftmaxAttention, StateSpec
+from larql.format.graph import (
+    Block,
+    Embed,
+    Head,
+    KvRows,
+    PerLayerTable,
+    SoftmaxAttention,
+    StateSpec,
+)
 from larql.runtime.backends.base import KV_NUMERICS, Backend, Carrier
 from larql.runtime.backends.reference.arithmetic import Arithmetic
 from larql.runtime.backends.reference.mixers import mix
@@ -22,6 +30,7 @@ from larql.runtime.operands import StoredOperand
 from larql.runtime.readout import HeadReadout
 from larql.runtime.regions import KvRegion, Region, RowRegion
 from larql.runtime.taps import BlockTaps
+from larql.runtime.token_inputs import LayerInputs
 from larql.runtime.whole_regions import WholeRegion
 
 __all__ = ["ReferenceBackend"]
@@ -69,6 +78,12 @@ class ReferenceBackend(Backend):
         values = self._arithmetic.rows(op.weight, ids) * op.scale
         return values.astype(np.float32)
 
+    def look_up(self, table: PerLayerTable, ids: npt.NDArray[np.int64]) -> npt.NDArray[np.float32]:
+        """Decode the rows of the ids and scale them."""
+        rows = self._arithmetic.rows(table.weight, ids) * table.scale
+        by_layer = rows.reshape(len(ids), table.layers, table.width).transpose(1, 0, 2)
+        return np.ascontiguousarray(by_layer, dtype=np.float32)
+
     def write(
         self,
         block: Block,
@@ -76,13 +91,16 @@ class ReferenceBackend(Backend):
         regions: Sequence[Region],
         start: int,
         taps: BlockTaps | None = None,
+        tokens: LayerInputs | None = None,
     ) -> Carrier:
         """Run one block and add its output."""
         inputs = [self._arithmetic.norm(block.norm, row) for row in carrier.astype(np.float64)]
-        outputs = mix(block.mixer, inputs, regions, start, taps, self._arithmetic)
+        outputs = mix(block.mixer, inputs, regions, start, taps, self._arithmetic, tokens)
         written = carrier.astype(np.float64)
         for row, output in zip(written, outputs, strict=True):
             row += block.residual_scale * self._arithmetic.norm(block.post_norm, output)
+            if block.carrier_scale is not None:
+                row *= self._arithmetic.vector(block.carrier_scale)
         return written.astype(np.float32)
 
     def final_norm(self, op: Head, carrier: Carrier) -> npt.NDArray[np.float32]:
@@ -126,10 +144,11 @@ class ReferenceBackend(Backend):
         start: int,
     ) -> list[Float64]:
         """Compute the weights again, from queries rounded to float32."""
+        sinks = None if mixer.sinks is None else self._arithmetic.vector(mixer.sinks)
         return [
             np.stack(
                 [
-                    head_weights(mixer, query[head].astype(np.float64), keys, head)
+                    head_weights(mixer, query[head].astype(np.float64), keys, head, sinks)
                     for head in range(mixer.heads)
                 ]
             )

@@ -9,6 +9,7 @@ from larql.format.graph import (
     GatedDelta,
     Kda,
     Mixer,
+    PerLayerEmbedding,
     ShortConvolution,
     SoftmaxAttention,
     Ssm,
@@ -17,11 +18,13 @@ from larql.runtime.backends.reference.arithmetic import Arithmetic, Float64
 from larql.runtime.backends.reference.dense_ffn import dense_ffn
 from larql.runtime.backends.reference.gated_delta import gated_delta
 from larql.runtime.backends.reference.kda import kda
+from larql.runtime.backends.reference.per_layer_embedding import per_layer_embedding
 from larql.runtime.backends.reference.short_convolution import short_convolution
 from larql.runtime.backends.reference.softmax_attention import softmax_attention
 from larql.runtime.backends.reference.ssm import ssm
 from larql.runtime.regions import Region
 from larql.runtime.taps import BlockTaps
+from larql.runtime.token_inputs import LayerInputs
 
 __all__ = ["mix"]
 
@@ -33,6 +36,7 @@ def mix(
     start: int,
     taps: BlockTaps | None,
     arithmetic: Arithmetic,
+    tokens: LayerInputs | None = None,
 ) -> list[Float64]:
     """Run an operation for positions ``start, start + 1, …``.
 
@@ -48,6 +52,8 @@ def mix(
         Where an observer wants what is computed on the way.
     arithmetic : Arithmetic
         Holds the operands.
+    tokens : LayerInputs or None
+        What the tokens give to the layer.
 
     Returns
     -------
@@ -66,3 +72,6 @@ def mix(
             return short_convolution(mixer, inputs, regions, start, taps, arithmetic)
         case DenseFfn():
             return dense_ffn(mixer, inputs, regions, start, taps, arithmetic)
+        case PerLayerEmbedding():
+            assert tokens is not None
+            return per_layer_embedding(mixer, inputs, tokens, arithmetic)
