@@ -35,6 +35,7 @@ __all__ = [
     "Convolution",
     "ConvolutionRows",
     "DenseFfn",
+    "DraftInput",
     "Edge",
     "Embed",
     "GatedDelta",
@@ -115,6 +116,20 @@ class Head:
 
 
 @dataclass(frozen=True)
+class DraftInput:
+    """What enters the first layer of a component that drafts: ``projection [norm(e), norm(h)]``.
+
+    e is the embedding of the token behind a position, h what the producer's tap gives there. The
+    halves stand in the order that ``first`` states, each with a norm of its own.
+    """
+
+    first: Literal["embedding", "hidden"]
+    embedding_norm: Norm
+    hidden_norm: Norm
+    projection: Linear
+
+
+@dataclass(frozen=True)
 class Component:
     """One runnable part of a model.
 
@@ -123,7 +138,10 @@ class Component:
     id : str
         ``target`` for the model proper.
     role : str
-        ``decoder`` for a causal language model.
+        ``decoder`` for a causal language model; ``draft`` for one that guesses the decoder's next
+        tokens from its hidden states, and may name the decoder's embedding and head as its own.
+    draft_input : DraftInput or None
+        Of a draft only.
     hidden_size, vocab_size, context_length : int
         Carrier width, number of logits, and the position count it was trained for.
     per_layer : PerLayerTable or None
@@ -131,19 +149,23 @@ class Component:
     """
 
     id: str
-    role: Literal["decoder"]
+    role: Literal["decoder", "draft"]
     hidden_size: int
     vocab_size: int
     context_length: int
     embed: Embed
     layers: tuple[Layer, ...]
     head: Head
+    draft_input: DraftInput | None = None
     per_layer: PerLayerTable | None = None
 
 
 @dataclass(frozen=True)
 class Edge:
-    """Which component's tap another component consumes."""
+    """Which component's tap another component consumes.
+
+    The tap ``final_norm`` is what the producer's head multiplies: its carrier after the last norm.
+    """
 
     producer: str
     tap: str

@@ -37,6 +37,7 @@ _OPS: dict[str, type] = {
     "per_layer_embedding": g.PerLayerEmbedding,
     "per_layer_table": g.PerLayerTable,
     "head": g.Head,
+    "draft_input": g.DraftInput,
     "kv_rows": g.KvRows,
     "latent_rows": g.LatentRows,
     "recurrent": g.Recurrent,
