@@ -15,7 +15,11 @@ from typing import Literal
 
 from larql.format.operations import Mixer
 from larql.format.operations.contract import Site
+from larql.format.operations.convolution import Convolution
 from larql.format.operations.dense_ffn import Activation, DenseFfn
+from larql.format.operations.gated_delta import GatedDelta
+from larql.format.operations.kda import Kda
+from larql.format.operations.latent_attention import LatentAttention
 from larql.format.operations.linear import Linear, Norm
 from larql.format.operations.per_layer_embedding import PerLayerEmbedding, PerLayerTable
 from larql.format.operations.rope import Rope, RopeScaling
@@ -26,34 +30,46 @@ from larql.format.operations.routed_ffn import (
     Router,
     SharedExperts,
 )
+from larql.format.operations.short_convolution import ShortConvolution
 from larql.format.operations.softmax_attention import SoftmaxAttention
-from larql.format.operations.states import KvRows, StateSpec
+from larql.format.operations.ssm import Ssm
+from larql.format.operations.states import ConvolutionRows, KvRows, LatentRows, Recurrent, StateSpec
 
 __all__ = [
     "Activation",
     "Block",
     "Component",
+    "Convolution",
+    "ConvolutionRows",
     "DenseFfn",
+    "DraftInput",
     "Edge",
     "Embed",
     "ExpertBank",
     "ExpertGroups",
+    "GatedDelta",
     "Graph",
     "Head",
+    "Kda",
     "KvRows",
+    "LatentAttention",
+    "LatentRows",
     "Layer",
     "Linear",
     "Mixer",
     "Norm",
     "PerLayerEmbedding",
     "PerLayerTable",
+    "Recurrent",
     "Rope",
     "RopeScaling",
     "RoutedFfn",
     "Router",
     "SharedExperts",
+    "ShortConvolution",
     "Site",
     "SoftmaxAttention",
+    "Ssm",
     "StateSpec",
     "kept_by",
     "separable",
@@ -112,6 +128,20 @@ class Head:
 
 
 @dataclass(frozen=True)
+class DraftInput:
+    """What enters the first layer of a component that drafts: ``projection [norm(e), norm(h)]``.
+
+    e is the embedding of the token behind a position, h what the producer's tap gives there. The
+    halves stand in the order that ``first`` states, each with a norm of its own.
+    """
+
+    first: Literal["embedding", "hidden"]
+    embedding_norm: Norm
+    hidden_norm: Norm
+    projection: Linear
+
+
+@dataclass(frozen=True)
 class Component:
     """One runnable part of a model.
 
@@ -120,7 +150,10 @@ class Component:
     id : str
         ``target`` for the model proper.
     role : str
-        ``decoder`` for a causal language model.
+        ``decoder`` for a causal language model; ``draft`` for one that guesses the decoder's next
+        tokens from its hidden states, and may name the decoder's embedding and head as its own.
+    draft_input : DraftInput or None
+        Of a draft only.
     hidden_size, vocab_size, context_length : int
         Carrier width, number of logits, and the position count it was trained for.
     per_layer : PerLayerTable or None
@@ -128,19 +161,23 @@ class Component:
     """
 
     id: str
-    role: Literal["decoder"]
+    role: Literal["decoder", "draft"]
     hidden_size: int
     vocab_size: int
     context_length: int
     embed: Embed
     layers: tuple[Layer, ...]
     head: Head
+    draft_input: DraftInput | None = None
     per_layer: PerLayerTable | None = None
 
 
 @dataclass(frozen=True)
 class Edge:
-    """Which component's tap another component consumes."""
+    """Which component's tap another component consumes.
+
+    The tap ``final_norm`` is what the producer's head multiplies: its carrier after the last norm.
+    """
 
     producer: str
     tap: str

@@ -14,7 +14,7 @@ from typing import cast
 
 from larql.errors import CompileError, SourceError
 from larql.format.closure import check_geometry
-from larql.format.graph import Component, Graph
+from larql.format.graph import Component, Edge, Graph
 from larql.format.rows import RowSelection, row_count
 from larql.format.source.builder import Binding, Builder, Family
 from larql.format.source.checkpoint import Checkpoint, SourceTensor
@@ -40,6 +40,8 @@ _VISION_KEYS = (
     "eoi_token_index",
     "eoi_token_id",
     "video_token_id",
+    "vision_start_token_id",
+    "vision_end_token_id",
 )
 _VISION_TENSORS = (
     "vision_tower.",
@@ -192,6 +194,7 @@ def _compile_hugging_face(checkpoint: Checkpoint, judging: Judging) -> Compiled:
         hugging_face_naming("model.", "lm_head", {}),
     )
     component = judging.component = family.hugging_face(builder)
+    draft = None if family.drafts is None else family.drafts(builder, component)
     builder.leave((n for n in checkpoint.tensors if _DERIVED_BUFFERS.search(n)), "a derived buffer")
     if inner is not None:
         builder.leave(
@@ -216,6 +219,7 @@ def _compile_hugging_face(checkpoint: Checkpoint, judging: Judging) -> Compiled:
         checkpoint,
         family,
         component,
+        draft,
         builder,
         root,
         model=_own_name(checkpoint.config.get("_name_or_path")) or family.name,
@@ -240,6 +244,7 @@ def _same_in_both(
     outer = config.get(key)
     nested = cast("Mapping[str, object]", config["text_config"]).get(key)
     root.irrelevant(key)
+    inner.inherit(key, outer)
     if outer is not None and nested is not None and outer != nested:
         raise root.contradiction(key, f"text_config.{key}", outer, nested)
 
@@ -266,6 +271,7 @@ def _compile_gguf(checkpoint: Checkpoint, judging: Judging) -> Compiled:
     judging.reader = reader
     builder = Builder(reader, checkpoint.tensors, judging.same_bytes(checkpoint), GGUF_NAMING)
     judging.builder = builder
+    assert family.gguf is not None  # it was found by an architecture
     component = judging.component = family.gguf(builder)
     end_ids = [
         value
@@ -291,6 +297,7 @@ def _compile_gguf(checkpoint: Checkpoint, judging: Judging) -> Compiled:
         checkpoint,
         family,
         component,
+        None,
         builder,
         reader,
         model=name if isinstance(name, str) and name else family.name,
@@ -303,6 +310,7 @@ def _finish(
     checkpoint: Checkpoint,
     family: Family,
     component: Component,
+    draft: Component | None,
     builder: Builder,
     reader: ConfigReader,
     *,
@@ -320,9 +328,12 @@ def _finish(
             f"it, so the model would not be computed as it was trained"
         )
     _check_rows(builder, reader.where)
-    defects = check_geometry(component)
-    if defects:
-        raise CompileError(f"{reader.where}: {defects[0].line()}")
+    components = (component,) if draft is None else (component, draft)
+    for described in components:
+        defects = check_geometry(described)
+        if defects:
+            raise CompileError(f"{reader.where}: {defects[0].line()}")
+    edges = () if draft is None else (Edge(component.id, "final_norm", draft.id),)
     notes = list(builder.notes)
     vision = sum(1 for why in builder.left.values() if why == "not the text model")
     if vision:
@@ -330,7 +341,7 @@ def _finish(
     return Compiled(
         family=family.name,
         model=model,
-        graph=Graph(components=(component,)),
+        graph=Graph(components, edges),
         bindings=tuple(builder.bindings.values()),
         banks=tuple(builder.banks.values()),
         left=dict(builder.left),

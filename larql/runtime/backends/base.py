@@ -14,7 +14,15 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from larql.format.graph import Block, Embed, Head, PerLayerTable, SoftmaxAttention, StateSpec
+from larql.format.graph import (
+    Block,
+    Embed,
+    Head,
+    LatentAttention,
+    PerLayerTable,
+    SoftmaxAttention,
+    StateSpec,
+)
 from larql.runtime.operands import StoredBank, StoredOperand
 from larql.runtime.readout import HeadReadout
 from larql.runtime.regions import KvRegion, Region
@@ -144,7 +152,7 @@ class Backend(ABC):
     @abstractmethod
     def attention_pattern(
         self,
-        mixer: SoftmaxAttention,
+        mixer: SoftmaxAttention | LatentAttention,
         queries: npt.NDArray[np.float32],
         region: KvRegion,
         start: int,
@@ -153,7 +161,7 @@ class Backend(ABC):
 
         Parameters
         ----------
-        mixer : SoftmaxAttention
+        mixer : SoftmaxAttention or LatentAttention
         queries : float32 ``[T, heads, key_dim]``
             From the block's taps.
         region : KvRegion

@@ -94,6 +94,7 @@ class Arithmetic:
         self.banks: dict[str, StoredBank] = {}
         self.bank_vectors: dict[str, Float32] = {}
         self.frequencies: dict[Rope, npt.NDArray[np.float64]] = {}
+        self._columns: dict[str, Float32] = {}
         self._of_thread = _OfThread()
 
     def bind(self, operand: StoredOperand) -> None:
@@ -138,6 +139,17 @@ class Arithmetic:
         """Memory for intermediate results, used again by the next block."""
         return self._of_thread.calls.memory
 
+    def columns(self, name: str) -> Float32:
+        """Return a small matrix ``[n, columns]`` decoded and turned, ``[columns, n]``."""
+        found = self._columns.get(name)
+        if found is None:
+            operand = self.operands[name]
+            rows, columns = operand.shape
+            stored = operand.data.reshape(rows, operand.encoding.row_bytes(columns))
+            found = np.ascontiguousarray(decode(operand.encoding, stored, columns).T)
+            self._columns[name] = found
+        return found
+
     def inputs(self, x: Float32) -> Vectors:
         """Return vectors to multiply with."""
         return Vectors(x, self.memory)
@@ -176,7 +188,7 @@ class Arithmetic:
         return self.linears([linear], self.inputs(x))[0]
 
     def norm(self, norm: Norm | None, x: Float32, empty: Empty | None = None) -> Float32:
-        """Normalise rows of ``x``, ``[n, width]``."""
+        """Normalise rows of ``x``, ``[n, width]``, or equal parts of rows of the norm's width."""
         if norm is None:
             return x
         x = np.ascontiguousarray(x)

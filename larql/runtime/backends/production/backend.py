@@ -16,7 +16,18 @@ from weakref import WeakKeyDictionary
 import numpy as np
 import numpy.typing as npt
 
-from larql.format.graph import Block, Embed, Head, PerLayerTable, SoftmaxAttention, StateSpec
+from larql.format.graph import (
+    Block,
+    ConvolutionRows,
+    Embed,
+    Head,
+    LatentAttention,
+    LatentRows,
+    PerLayerTable,
+    Recurrent,
+    SoftmaxAttention,
+    StateSpec,
+)
 from larql.kernels import compiler, setup
 from larql.kernels.copy import copy
 from larql.kernels.elementwise import add_scaled, scale, softcap
@@ -25,11 +36,13 @@ from larql.kernels.likelihood import log_sum_exp, logarithm
 from larql.kernels.ring import empty_keys, empty_values
 from larql.kernels.softmax import BLOCK
 from larql.kernels.survey import Survey, survey
+from larql.kernels.vector import LANES
 from larql.runtime.backends.base import KV_NUMERICS, Backend, Carrier
 from larql.runtime.backends.pattern import attention_weights
 from larql.runtime.backends.production.arithmetic import Arithmetic, Calls, Vectors
 from larql.runtime.backends.production.mixers import mix
 from larql.runtime.backends.step_program import StepProgram
+from larql.runtime.latent_region import LatentRegion, as_keys_and_values
 from larql.runtime.operands import StoredBank, StoredOperand
 from larql.runtime.plan import Plan
 from larql.runtime.readout import HeadReadout
@@ -37,6 +50,7 @@ from larql.runtime.regions import KvRegion, Region, needed_rows
 from larql.runtime.state import State
 from larql.runtime.taps import BlockTaps
 from larql.runtime.token_inputs import LayerInputs
+from larql.runtime.whole_regions import StripRegion, WholeRegion
 
 __all__ = ["ProductionBackend"]
 
@@ -93,14 +107,20 @@ class ProductionBackend(Backend):
         self._arithmetic.bind_bank(bank)
 
     def region(self, spec: StateSpec, context: int, block: int) -> Region:
-        """Make a region of blocks, in the order in which attention reads them."""
-        count = -(-needed_rows(spec, context, block) // BLOCK)
-        return KvRegion(
-            spec,
+        """Make a region in the order in which the kernels read it."""
+        if isinstance(spec, ConvolutionRows):
+            return WholeRegion.plain(spec, np.float32)
+        if isinstance(spec, Recurrent):
+            return StripRegion(spec, LANES)
+        rows = as_keys_and_values(spec) if isinstance(spec, LatentRows) else spec
+        count = -(-needed_rows(rows, context, block) // BLOCK)
+        kept = KvRegion(
+            rows,
             BLOCK,
-            empty_keys(count, spec.heads, spec.key_dim, self.kv),
-            empty_values(count, spec.heads, spec.value_dim, self.kv),
+            empty_keys(count, rows.heads, rows.key_dim, self.kv),
+            empty_values(count, rows.heads, rows.value_dim, self.kv),
         )
+        return LatentRegion(spec, kept) if isinstance(spec, LatentRows) else kept
 
     def embed(self, op: Embed, ids: npt.NDArray[np.int64]) -> Carrier:
         """Decode the rows of the ids and scale them."""
@@ -201,7 +221,11 @@ class ProductionBackend(Backend):
         copy(source, target)
 
     def attention_pattern(
-        self, mixer: SoftmaxAttention, queries: Float32, region: KvRegion, start: int
+        self,
+        mixer: SoftmaxAttention | LatentAttention,
+        queries: Float32,
+        region: KvRegion,
+        start: int,
     ) -> list[npt.NDArray[np.float64]]:
         """Compute the weights in float64, apart from the kernel that uses them."""
         sinks = None if mixer.sinks is None else self._arithmetic.vectors[mixer.sinks]

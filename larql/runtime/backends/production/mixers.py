@@ -4,12 +4,28 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from larql.format.graph import DenseFfn, Mixer, PerLayerEmbedding, RoutedFfn, SoftmaxAttention
+from larql.format.graph import (
+    DenseFfn,
+    GatedDelta,
+    Kda,
+    LatentAttention,
+    Mixer,
+    PerLayerEmbedding,
+    RoutedFfn,
+    ShortConvolution,
+    SoftmaxAttention,
+    Ssm,
+)
 from larql.runtime.backends.production.arithmetic import Arithmetic, Float32
 from larql.runtime.backends.production.dense_ffn import dense_ffn
+from larql.runtime.backends.production.gated_delta import gated_delta
+from larql.runtime.backends.production.kda import kda
+from larql.runtime.backends.production.latent_attention import latent_attention
 from larql.runtime.backends.production.per_layer_embedding import per_layer_embedding
 from larql.runtime.backends.production.routed_ffn import routed_ffn
+from larql.runtime.backends.production.short_convolution import short_convolution
 from larql.runtime.backends.production.softmax_attention import softmax_attention
+from larql.runtime.backends.production.ssm import ssm
 from larql.runtime.regions import Region
 from larql.runtime.taps import BlockTaps
 from larql.runtime.token_inputs import LayerInputs
@@ -50,6 +66,16 @@ def mix(
     match mixer:
         case SoftmaxAttention():
             return softmax_attention(mixer, x, regions, start, taps, arithmetic)
+        case GatedDelta():
+            return gated_delta(mixer, x, regions, start, taps, arithmetic)
+        case Kda():
+            return kda(mixer, x, regions, start, taps, arithmetic)
+        case Ssm():
+            return ssm(mixer, x, regions, start, taps, arithmetic)
+        case ShortConvolution():
+            return short_convolution(mixer, x, regions, start, taps, arithmetic)
+        case LatentAttention():
+            return latent_attention(mixer, x, regions, start, taps, arithmetic)
         case DenseFfn():
             return dense_ffn(mixer, x, regions, start, taps, arithmetic)
         case RoutedFfn():
