@@ -8,7 +8,9 @@ from larql.format.source.families import (
     granitemoehybrid,
     lfm2,
     llama,
+    mixtral,
     qwen3_5,
+    qwen3_moe,
     qwen3_next,
 )
 
@@ -21,4 +23,6 @@ FAMILIES: tuple[Family, ...] = (
     qwen3_next.FAMILY,
     granitemoehybrid.FAMILY,
     lfm2.FAMILY,
+    mixtral.FAMILY,
+    qwen3_moe.FAMILY,
 )
