@@ -29,6 +29,8 @@ def digests(few: bool) -> dict[str, str]:
     from larql.kernels import (
         activation,
         attention,
+        elementwise,
+        latent,
         norm,
         parts,
         product,
@@ -84,6 +86,13 @@ def digests(few: bool) -> dict[str, str]:
         keys, values = ring.empty_keys(1, 2, 80, kind), ring.empty_values(1, 2, 80, kind)
         ring.write_rows(words, words, keys, values, 0)
         found[f"kept keys, {kind}"], found[f"kept values, {kind}"] = keys, values
+    raw = generator.integers(0, 124, (8 * 5, BLOCKS["q4_k"].row_bytes(256)), np.uint8)
+    found["absorbed"] = np.empty((20, 8, 261), np.float32)
+    latent.absorb(floats(20, 8, 5), floats(20, 8, 5), raw, "q4_k", 256, found["absorbed"])
+    found["raised"] = np.empty((20, 8, 5), np.float32)
+    latent.raise_heads(floats(20, 8, 256), raw, "q4_k", found["raised"])
+    found["clamped"] = floats(3, 50)
+    elementwise.clamp(found["clamped"], 0.5)
     logits = floats(3, 203) * np.float32(9)
     seen = survey.Survey.begin(np.array([3, 200]), logits[:, [3, 200]], 5)
     for first in range(0, 203, 100):
@@ -98,6 +107,8 @@ def assembly() -> str:
         activation,
         attention,
         attention_block,
+        elementwise,
+        latent,
         norm,
         product,
         ring,
@@ -122,6 +133,9 @@ def assembly() -> str:
         attention._attend_blocks,
         attention_block._block,
         ring._write,
+        latent._absorb,
+        latent._raise,
+        elementwise._clamp,
         survey._row,
     )
     return "\n".join(
