@@ -23,6 +23,13 @@ from larql.format.operations.latent_attention import LatentAttention
 from larql.format.operations.linear import Linear, Norm
 from larql.format.operations.per_layer_embedding import PerLayerEmbedding, PerLayerTable
 from larql.format.operations.rope import Rope, RopeScaling
+from larql.format.operations.routed_ffn import (
+    ExpertBank,
+    ExpertGroups,
+    RoutedFfn,
+    Router,
+    SharedExperts,
+)
 from larql.format.operations.short_convolution import ShortConvolution
 from larql.format.operations.softmax_attention import SoftmaxAttention
 from larql.format.operations.ssm import Ssm
@@ -38,6 +45,8 @@ __all__ = [
     "DraftInput",
     "Edge",
     "Embed",
+    "ExpertBank",
+    "ExpertGroups",
     "GatedDelta",
     "Graph",
     "Head",
@@ -54,6 +63,9 @@ __all__ = [
     "Recurrent",
     "Rope",
     "RopeScaling",
+    "RoutedFfn",
+    "Router",
+    "SharedExperts",
     "ShortConvolution",
     "Site",
     "SoftmaxAttention",

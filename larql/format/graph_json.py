@@ -34,6 +34,7 @@ _OPS: dict[str, type] = {
     "short_convolution": g.ShortConvolution,
     "convolution": g.Convolution,
     "dense_ffn": g.DenseFfn,
+    "routed_ffn": g.RoutedFfn,
     "per_layer_embedding": g.PerLayerEmbedding,
     "per_layer_table": g.PerLayerTable,
     "head": g.Head,

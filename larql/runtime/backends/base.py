@@ -23,7 +23,7 @@ from larql.format.graph import (
     SoftmaxAttention,
     StateSpec,
 )
-from larql.runtime.operands import StoredOperand
+from larql.runtime.operands import StoredBank, StoredOperand
 from larql.runtime.readout import HeadReadout
 from larql.runtime.regions import KvRegion, Region
 from larql.runtime.state import State
@@ -74,6 +74,16 @@ class Backend(ABC):
     @abstractmethod
     def bind(self, operand: StoredOperand) -> None:
         """Take an operand; the stored bytes stay mapped.
+
+        Raises
+        ------
+        UnsupportedRefusal
+            If the backend has no code for the operand's encoding.
+        """
+
+    @abstractmethod
+    def bind_bank(self, bank: StoredBank) -> None:
+        """Take an operand that has an entry for each expert; the stored bytes stay mapped.
 
         Raises
         ------

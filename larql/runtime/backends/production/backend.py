@@ -43,7 +43,7 @@ from larql.runtime.backends.production.arithmetic import Arithmetic, Calls, Vect
 from larql.runtime.backends.production.mixers import mix
 from larql.runtime.backends.step_program import StepProgram
 from larql.runtime.latent_region import LatentRegion, as_keys_and_values
-from larql.runtime.operands import StoredOperand
+from larql.runtime.operands import StoredBank, StoredOperand
 from larql.runtime.plan import Plan
 from larql.runtime.readout import HeadReadout
 from larql.runtime.regions import KvRegion, Region, needed_rows
@@ -102,6 +102,10 @@ class ProductionBackend(Backend):
         """Keep a matrix as mapped bytes, and a vector decoded."""
         self._arithmetic.bind(operand)
 
+    def bind_bank(self, bank: StoredBank) -> None:
+        """Keep the mapped bytes of all experts."""
+        self._arithmetic.bind_bank(bank)
+
     def region(self, spec: StateSpec, context: int, block: int) -> Region:
         """Make a region in the order in which the kernels read it."""
         if isinstance(spec, ConvolutionRows):
@@ -149,7 +153,8 @@ class ProductionBackend(Backend):
         positions differ by the position alone, so they are recorded once for a state.
         """
         compiler.release()  # before weights take its place; again when more has been compiled
-        if len(carrier) != 1:
+        if len(carrier) != 1 or self._arithmetic.banks:
+            # Which experts a position reads is decided between kernels, which is not recorded.
             return walk(carrier)
         step = self._steps.get(state)
         if step is None or not step.fits():

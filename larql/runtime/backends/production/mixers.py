@@ -11,6 +11,7 @@ from larql.format.graph import (
     LatentAttention,
     Mixer,
     PerLayerEmbedding,
+    RoutedFfn,
     ShortConvolution,
     SoftmaxAttention,
     Ssm,
@@ -21,6 +22,7 @@ from larql.runtime.backends.production.gated_delta import gated_delta
 from larql.runtime.backends.production.kda import kda
 from larql.runtime.backends.production.latent_attention import latent_attention
 from larql.runtime.backends.production.per_layer_embedding import per_layer_embedding
+from larql.runtime.backends.production.routed_ffn import routed_ffn
 from larql.runtime.backends.production.short_convolution import short_convolution
 from larql.runtime.backends.production.softmax_attention import softmax_attention
 from larql.runtime.backends.production.ssm import ssm
@@ -76,6 +78,8 @@ def mix(
             return latent_attention(mixer, x, regions, start, taps, arithmetic)
         case DenseFfn():
             return dense_ffn(mixer, x, regions, start, taps, arithmetic)
+        case RoutedFfn():
+            return routed_ffn(mixer, x, taps, arithmetic)
         case PerLayerEmbedding():
             assert tokens is not None
             return per_layer_embedding(mixer, x, tokens, arithmetic)

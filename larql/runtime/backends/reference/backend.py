@@ -29,7 +29,7 @@ from larql.runtime.backends.reference.arithmetic import Arithmetic
 from larql.runtime.backends.reference.mixers import mix
 from larql.runtime.backends.reference.softmax_attention import head_weights, seen
 from larql.runtime.latent_region import LatentRegion, as_keys_and_values
-from larql.runtime.operands import StoredOperand
+from larql.runtime.operands import StoredBank, StoredOperand
 from larql.runtime.readout import HeadReadout
 from larql.runtime.regions import KvRegion, Region, RowRegion
 from larql.runtime.taps import BlockTaps
@@ -69,6 +69,10 @@ class ReferenceBackend(Backend):
     def bind(self, operand: StoredOperand) -> None:
         """Keep the operand's mapped bytes; they are decoded when they are used."""
         self._arithmetic.bind(operand)
+
+    def bind_bank(self, bank: StoredBank) -> None:
+        """Keep the mapped bytes of all experts."""
+        self._arithmetic.bind_bank(bank)
 
     def region(self, spec: StateSpec, context: int, block: int) -> Region:
         """Make a region of float64 numbers; keys and values may be rounded to binary16."""

@@ -11,6 +11,7 @@ from larql.format.graph import (
     LatentAttention,
     Mixer,
     PerLayerEmbedding,
+    RoutedFfn,
     ShortConvolution,
     SoftmaxAttention,
     Ssm,
@@ -21,6 +22,7 @@ from larql.runtime.backends.reference.gated_delta import gated_delta
 from larql.runtime.backends.reference.kda import kda
 from larql.runtime.backends.reference.latent_attention import latent_attention
 from larql.runtime.backends.reference.per_layer_embedding import per_layer_embedding
+from larql.runtime.backends.reference.routed_ffn import routed_ffn
 from larql.runtime.backends.reference.short_convolution import short_convolution
 from larql.runtime.backends.reference.softmax_attention import softmax_attention
 from larql.runtime.backends.reference.ssm import ssm
@@ -76,6 +78,8 @@ def mix(
             return latent_attention(mixer, inputs, regions, start, taps, arithmetic)
         case DenseFfn():
             return dense_ffn(mixer, inputs, regions, start, taps, arithmetic)
+        case RoutedFfn():
+            return routed_ffn(mixer, inputs, taps, arithmetic)
         case PerLayerEmbedding():
             assert tokens is not None
             return per_layer_embedding(mixer, inputs, tokens, arithmetic)
