@@ -8,9 +8,7 @@ from recipe import Values, usual
 __all__ = ["recurrent_weights"]
 
 
-def recurrent_weights(
-    name: str, shape: tuple[int, ...], generator: np.random.Generator
-) -> Values:
+def recurrent_weights(name: str, shape: tuple[int, ...], generator: np.random.Generator) -> Values:
     """Draw as :func:`recipe.usual`, with decays that neither keep nor forget everything at once.
 
     Norms that store ``w`` and mean ``1 + w`` are drawn as the others: far from either reading.

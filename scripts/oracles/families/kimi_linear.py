@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from recipe import Config, Recipe
+from recipe import Recipe
 from recurrent import recurrent_weights
 
 _BASE = {

@@ -6,6 +6,7 @@ from larql.format.source.builder import Family
 from larql.format.source.families import (
     gemma3,
     granitemoehybrid,
+    kimi_linear,
     lfm2,
     llama,
     qwen3_5,
@@ -21,4 +22,5 @@ FAMILIES: tuple[Family, ...] = (
     qwen3_next.FAMILY,
     granitemoehybrid.FAMILY,
     lfm2.FAMILY,
+    kimi_linear.FAMILY,
 )
