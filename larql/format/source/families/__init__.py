@@ -7,6 +7,7 @@ from larql.format.source.families import (
     gemma3,
     gemma4,
     granitemoehybrid,
+    kimi_linear,
     lfm2,
     llama,
     qwen3_5,
@@ -23,4 +24,5 @@ FAMILIES: tuple[Family, ...] = (
     qwen3_next.FAMILY,
     granitemoehybrid.FAMILY,
     lfm2.FAMILY,
+    kimi_linear.FAMILY,
 )
