@@ -116,6 +116,20 @@ class ConfigReader:
     def _note_absent(self, key: str) -> None:
         self._verdicts[key] = "consumed"
 
+    def nullable_count(self, key: str, default: int | None) -> int | None:
+        """Take a positive integer: ``default`` where the key is absent, None where it is null."""
+        if self.has(key):
+            return self.count(key)
+        self._note_absent(key)
+        return None if key in self._config else default
+
+    def nullable_number(self, key: str, default: float | None) -> float | None:
+        """Take a finite positive number: ``default`` where it is absent, None where it is null."""
+        if self.has(key):
+            return self.number(key)
+        self._note_absent(key)
+        return None if key in self._config else default
+
     def number(self, key: str, default: object = _MISSING) -> float:
         """Take a finite positive number."""
         value = self._take(key, default)

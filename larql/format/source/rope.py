@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 from larql.errors import CompileError
-from larql.format.graph import RopeScaling
+from larql.format.graph import Rope, RopeScaling
 from larql.format.source.config import ConfigReader
 
 __all__ = ["RopeSettings", "gguf_rope", "hugging_face_rope", "hugging_face_rope_by_layer_type"]
@@ -18,6 +19,11 @@ class RopeSettings:
     theta: float
     scaling: RopeScaling | None
     share: float = 1.0
+
+    def rope(self, head_dim: int, layout: Literal["half", "adjacent"] = "half") -> Rope:
+        """Return the rope of heads of ``head_dim``, of which the leading share turns."""
+        dims = int(head_dim * self.share)
+        return Rope(layout=layout, dims=dims, theta=self.theta, scaling=self.scaling)
 
 
 def hugging_face_rope(

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from larql.format.source.builder import Family
 from larql.format.source.families import (
+    deepseek_v3,
     gemma3,
     gemma4,
+    glm4_moe,
     granitemoehybrid,
     kimi_linear,
     lfm2,
     llama,
+    olmoe,
     qwen3_5,
     qwen3_next,
 )
@@ -20,6 +23,9 @@ FAMILIES: tuple[Family, ...] = (
     llama.FAMILY,
     gemma3.FAMILY,
     gemma4.FAMILY,
+    deepseek_v3.FAMILY,
+    glm4_moe.FAMILY,
+    olmoe.FAMILY,
     qwen3_5.FAMILY,
     qwen3_next.FAMILY,
     granitemoehybrid.FAMILY,
