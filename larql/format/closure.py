@@ -9,7 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from larql.format.graph import Block, Component, PerLayerEmbedding, SoftmaxAttention
+from larql.format.graph import (
+    Block,
+    Component,
+    DraftInput,
+    PerLayerEmbedding,
+    SoftmaxAttention,
+)
 from larql.format.index import Representation
 from larql.format.operations.contract import (
     Defect,
@@ -49,12 +55,20 @@ def operand_contracts(component: Component) -> tuple[OperandContract, ...]:
     contracts = [OperandContract(embed.weight, (embed.vocab, embed.width), None, "embed")]
     if component.per_layer is not None:
         contracts.append(component.per_layer.contract())
+    if component.draft_input is not None:
+        contracts.extend(_draft_contracts(component.draft_input))
     for layer in component.layers:
         for block in layer.blocks:
             contracts.extend(block_contracts(block, layer.index))
     contracts.extend(head.norm.contracts(None, "head.norm"))
     contracts.append(OperandContract(head.weight, (head.vocab, head.width), None, "head"))
     return tuple(contracts)
+
+
+def _draft_contracts(entry: DraftInput) -> Iterator[OperandContract]:
+    yield from entry.embedding_norm.contracts(None, "draft_input.embedding_norm")
+    yield from entry.hidden_norm.contracts(None, "draft_input.hidden_norm")
+    yield from entry.projection.contracts(None, "draft_input.projection")
 
 
 def check_geometry(component: Component) -> list[Defect]:
@@ -77,6 +91,14 @@ def _check_component(component: Component) -> Iterator[Defect]:
     table = component.per_layer
     if table is not None:
         yield from table.defects(vocab, len(component.layers), f"{where}.per_layer")
+    entry = component.draft_input
+    if (entry is not None) != (component.role == "draft"):
+        yield Defect(where, "a draft input belongs to the role draft, and to no other")
+    if entry is not None:
+        at = f"{where}.draft_input"
+        yield from entry.embedding_norm.defects(hidden, at)
+        yield from entry.hidden_norm.defects(hidden, at)
+        yield from entry.projection.defects(hidden, 2 * hidden, at, "projection")
     for layer in component.layers:
         at = f"{where}.layer.{layer.index:03d}"
         sites = [block.site for block in layer.blocks]

@@ -34,6 +34,7 @@ __all__ = [
     "Convolution",
     "ConvolutionRows",
     "DenseFfn",
+    "DraftInput",
     "Edge",
     "Embed",
     "GatedDelta",
@@ -112,6 +113,20 @@ class Head:
 
 
 @dataclass(frozen=True)
+class DraftInput:
+    """What enters the first layer of a component that drafts: ``projection [norm(e), norm(h)]``.
+
+    e is the embedding of the token behind a position, h what the producer's tap gives there. The
+    halves stand in the order that ``first`` states, each with a norm of its own.
+    """
+
+    first: Literal["embedding", "hidden"]
+    embedding_norm: Norm
+    hidden_norm: Norm
+    projection: Linear
+
+
+@dataclass(frozen=True)
 class Component:
     """One runnable part of a model.
 
@@ -120,7 +135,10 @@ class Component:
     id : str
         ``target`` for the model proper.
     role : str
-        ``decoder`` for a causal language model.
+        ``decoder`` for a causal language model; ``draft`` for one that guesses the decoder's next
+        tokens from its hidden states, and may name the decoder's embedding and head as its own.
+    draft_input : DraftInput or None
+        Of a draft only.
     hidden_size, vocab_size, context_length : int
         Carrier width, number of logits, and the position count it was trained for.
     per_layer : PerLayerTable or None
@@ -128,7 +146,7 @@ class Component:
     """
 
     id: str
-    role: Literal["decoder"]
+    role: Literal["decoder", "draft"]
     hidden_size: int
     vocab_size: int
     context_length: int
@@ -136,11 +154,15 @@ class Component:
     layers: tuple[Layer, ...]
     head: Head
     per_layer: PerLayerTable | None = None
+    draft_input: DraftInput | None = None
 
 
 @dataclass(frozen=True)
 class Edge:
-    """Which component's tap another component consumes."""
+    """Which component's tap another component consumes.
+
+    The tap ``final_norm`` is what the producer's head multiplies: its carrier after the last norm.
+    """
 
     producer: str
     tap: str

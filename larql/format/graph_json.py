@@ -36,6 +36,7 @@ _OPS: dict[str, type] = {
     "per_layer_embedding": g.PerLayerEmbedding,
     "per_layer_table": g.PerLayerTable,
     "head": g.Head,
+    "draft_input": g.DraftInput,
     "kv_rows": g.KvRows,
     "recurrent": g.Recurrent,
     "convolution_rows": g.ConvolutionRows,

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from larql.errors import UsageError
+from larql.errors import UnsupportedRefusal, UsageError
 from larql.format.closure import OperandContract, operand_contracts
 from larql.format.container import Container
 from larql.format.graph import Component, Layer, StateSpec, kept_by, state_schema
@@ -88,10 +88,17 @@ def make_plan(container: Container, component: str, wanted: ExecutionSlice) -> P
     ------
     UsageError
         If there is no such component, or the slice does not fit it.
-    ContainerError, UnsupportedRefusal
+    ContainerError
         If the graph cannot be read.
+    UnsupportedRefusal
+        If this build does not know the graph, or the component only drafts.
     """
     found = container.component(component)
+    if found.role != "decoder":
+        raise UnsupportedRefusal(
+            f"{container.path}: component {component!r} drafts for another one and does not run by "
+            f"itself; this build executes decoders"
+        )
     layers = layers_of(wanted, len(found.layers))
     if isinstance(wanted, LayerRange):
         _refuse_dependent(found, wanted)

@@ -13,6 +13,7 @@ from larql.errors import CompileError
 from larql.format.graph import (
     Activation,
     Component,
+    Convolution,
     DenseFfn,
     Embed,
     Head,
@@ -107,14 +108,18 @@ class Family:
     architectures : tuple of str
         ``general.architecture`` values of GGUF files.
     hugging_face, gguf : callable
-        ``compile(builder) -> Component`` for the two formats.
+        ``compile(builder) -> Component`` for the two formats; None where there are no such files.
+    drafts : callable or None
+        ``compile(builder, target) -> Component or None``: the component that drafts for the
+        target, where a checkpoint carries one.
     """
 
     name: str
     model_types: tuple[str, ...]
     architectures: tuple[str, ...]
     hugging_face: Callable[[Builder], Component]
-    gguf: Callable[[Builder], Component]
+    gguf: Callable[[Builder], Component] | None = None
+    drafts: Callable[[Builder, Component], Component | None] | None = None
 
 
 class Builder:
@@ -216,6 +221,55 @@ class Builder:
         rows = None if part is None else part.rows
         self.bindings[operand] = Binding(operand, self.tensors[source], shape, rows)
         return operand
+
+    def vector(self, part: str, layer: int, size: int, *, stored: tuple[int, ...]) -> str:
+        """Fill an operand of one axis from a tensor whose name has no suffix.
+
+        Parameters
+        ----------
+        part : str
+            Part of the naming, and the operand's name.
+        layer : int
+        size : int
+            Elements of the operand.
+        stored : tuple of int
+            The tensor's own shape.
+        """
+        name = self.naming.tensor(part, layer, "")
+        return self.bind(f"layer.{layer:03d}", part, name, (size,), stored=stored)
+
+    def convolution(
+        self,
+        part: str,
+        layer: int,
+        channels: int,
+        taps: int,
+        activation: Activation | None,
+        *,
+        bias: bool = False,
+        rows: Part | None = None,
+    ) -> Convolution:
+        """Describe a depthwise convolution, whose weight is stored as ``[channels, 1, taps]``."""
+        kind = f"layer.{layer:03d}"
+        weight = self.bind(
+            kind,
+            f"{part}.weight",
+            self.naming.tensor(part, layer, ".weight"),
+            (channels, taps),
+            part=rows,
+            stored=(channels, 1, taps),
+        )
+        shift = None
+        if bias:
+            name = self.naming.tensor(part, layer, ".bias")
+            shift = self.bind(kind, f"{part}.bias", name, (channels,), part=rows)
+        return Convolution(weight, channels, taps, activation, shift)
+
+    def beside(self, component: str, naming: Naming) -> Builder:
+        """Return a builder of another component, which adds to what this one has collected."""
+        other = Builder(self.config, self.tensors, self._same_bytes, naming, component)
+        other.notes, other.bindings, other.left = self.notes, self.bindings, self.left
+        return other
 
     def leave(self, names: Iterable[str], why: str) -> None:
         """State that tensors are not part of the text model; they are named, not carried."""
@@ -324,13 +378,28 @@ class Builder:
         )
 
     def gated_ffn(
-        self, layer: int, hidden: int, width: int, activation: Activation, *, bias: bool | None
+        self,
+        layer: int,
+        hidden: int,
+        width: int,
+        activation: Activation,
+        *,
+        bias: bool | None,
+        stacked: bool = False,
     ) -> DenseFfn:
-        """Describe a gated FFN with three separate projections."""
+        """Describe a gated FFN with three separate projections.
+
+        With ``stacked``, the rows of gate and then those of up stand in one tensor, which the
+        naming gives for both.
+        """
+        halves = [
+            Part(RowSelection.span(first, width), 2 * width) if stacked else None
+            for first in (0, width)
+        ]
         return DenseFfn(
             activation=activation,
-            gate=self.linear("ffn.gate", layer, width, hidden, bias=bias),
-            up=self.linear("ffn.up", layer, width, hidden, bias=bias),
+            gate=self.linear("ffn.gate", layer, width, hidden, bias=bias, rows=halves[0]),
+            up=self.linear("ffn.up", layer, width, hidden, bias=bias, rows=halves[1]),
             down=self.linear("ffn.down", layer, hidden, width, bias=bias),
         )
 

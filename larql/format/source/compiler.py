@@ -14,7 +14,7 @@ from typing import cast
 
 from larql.errors import CompileError, SourceError
 from larql.format.closure import check_geometry
-from larql.format.graph import Component, Graph
+from larql.format.graph import Component, Edge, Graph
 from larql.format.rows import row_count
 from larql.format.source.builder import Binding, Builder, Family
 from larql.format.source.checkpoint import Checkpoint, SourceTensor
@@ -39,6 +39,8 @@ _VISION_KEYS = (
     "eoi_token_index",
     "eoi_token_id",
     "video_token_id",
+    "vision_start_token_id",
+    "vision_end_token_id",
 )
 _VISION_TENSORS = (
     "vision_tower.",
@@ -151,6 +153,7 @@ def _compile_hugging_face(checkpoint: Checkpoint) -> Compiled:
         hugging_face_naming("model.", "lm_head", {}),
     )
     component = family.hugging_face(builder)
+    draft = None if family.drafts is None else family.drafts(builder, component)
     builder.leave((n for n in checkpoint.tensors if _DERIVED_BUFFERS.search(n)), "a derived buffer")
     if inner is not None:
         builder.leave(
@@ -175,6 +178,7 @@ def _compile_hugging_face(checkpoint: Checkpoint) -> Compiled:
         checkpoint,
         family,
         component,
+        draft,
         builder,
         root,
         model=_own_name(checkpoint.config.get("_name_or_path")) or family.name,
@@ -199,6 +203,7 @@ def _same_in_both(
     outer = config.get(key)
     nested = cast("Mapping[str, object]", config["text_config"]).get(key)
     root.irrelevant(key)
+    inner.inherit(key, outer)
     if outer is not None and nested is not None and outer != nested:
         raise root.contradiction(key, f"text_config.{key}", outer, nested)
 
@@ -223,6 +228,7 @@ def _compile_gguf(checkpoint: Checkpoint) -> Compiled:
     names = [key for key in config if key.startswith(prefix)]
     reader = ConfigReader({key[len(prefix) :]: config[key] for key in names}, where, prefix)
     builder = Builder(reader, checkpoint.tensors, _same_bytes(checkpoint), GGUF_NAMING)
+    assert family.gguf is not None  # it was found by an architecture
     component = family.gguf(builder)
     end_ids = [
         value
@@ -248,6 +254,7 @@ def _compile_gguf(checkpoint: Checkpoint) -> Compiled:
         checkpoint,
         family,
         component,
+        None,
         builder,
         reader,
         model=name if isinstance(name, str) and name else family.name,
@@ -260,6 +267,7 @@ def _finish(
     checkpoint: Checkpoint,
     family: Family,
     component: Component,
+    draft: Component | None,
     builder: Builder,
     reader: ConfigReader,
     *,
@@ -277,9 +285,12 @@ def _finish(
             f"it, so the model would not be computed as it was trained"
         )
     _check_rows(builder.bindings.values(), reader.where)
-    defects = check_geometry(component)
-    if defects:
-        raise CompileError(f"{reader.where}: {defects[0].line()}")
+    components = (component,) if draft is None else (component, draft)
+    for described in components:
+        defects = check_geometry(described)
+        if defects:
+            raise CompileError(f"{reader.where}: {defects[0].line()}")
+    edges = () if draft is None else (Edge(component.id, "final_norm", draft.id),)
     notes = list(builder.notes)
     vision = sum(1 for why in builder.left.values() if why == "not the text model")
     if vision:
@@ -287,7 +298,7 @@ def _finish(
     return Compiled(
         family=family.name,
         model=model,
-        graph=Graph(components=(component,)),
+        graph=Graph(components, edges),
         bindings=tuple(builder.bindings.values()),
         left=dict(builder.left),
         keys=tuple(reader.verdicts()),
