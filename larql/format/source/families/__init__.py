@@ -4,18 +4,34 @@ from __future__ import annotations
 
 from larql.format.source.builder import Family
 from larql.format.source.families import (
+    gemma2,
     gemma3,
+    granite,
     granitemoehybrid,
     lfm2,
     llama,
+    mistral,
+    olmo2,
+    phi3,
+    qwen2,
+    qwen3,
     qwen3_5,
     qwen3_next,
+    smollm3,
 )
 
 __all__ = ["FAMILIES"]
 
 FAMILIES: tuple[Family, ...] = (
     llama.FAMILY,
+    mistral.FAMILY,
+    qwen2.FAMILY,
+    qwen3.FAMILY,
+    phi3.FAMILY,
+    granite.FAMILY,
+    smollm3.FAMILY,
+    olmo2.FAMILY,
+    gemma2.FAMILY,
     gemma3.FAMILY,
     qwen3_5.FAMILY,
     qwen3_next.FAMILY,
