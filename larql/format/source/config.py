@@ -178,6 +178,16 @@ class ConfigReader:
             raise self.failure(key, "is not an array of strings")
         return tuple(value)
 
+    def numbers(self, key: str) -> tuple[float, ...]:
+        """Take an array of finite numbers above 0."""
+        value = self._take(key, _MISSING)
+        if not isinstance(value, list | tuple) or not all(
+            isinstance(v, int | float) and not isinstance(v, bool) and 0 < v <= sys.float_info.max
+            for v in value
+        ):
+            raise self.failure(key, "is not an array of finite numbers above 0")
+        return tuple(float(v) for v in value)
+
     def counts(self, key: str, *, least: int = 0) -> tuple[int, ...] | None:
         """Take an array of integers of at least ``least``, or None where the key is absent."""
         if not self.has(key):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from recipe import Recipe
+from recipe import Recipe, older_style
 
 _BASE = {
     "model_type": "deepseek_v3",
@@ -49,7 +49,18 @@ RECIPES = (
             "n_group": 1,
             "topk_group": 1,
             "first_k_dense_replace": 2,
+            "rope_parameters": {
+                "rope_type": "yarn",
+                "rope_theta": 500.0,
+                "factor": 8.0,
+                "beta_fast": 4.0,
+                "beta_slow": 1.0,
+                "mscale": 0.8,
+                "mscale_all_dim": 1.1,
+                "original_max_position_embeddings": 16,
+            },
         },
         dtype="bfloat16",
+        rewrite=older_style,
     ),
 )

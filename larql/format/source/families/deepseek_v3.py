@@ -7,7 +7,6 @@ scale of the query-key products.
 from __future__ import annotations
 
 import math
-from decimal import Context, Decimal
 
 from larql.format.graph import Component, Mixer
 from larql.format.source.builder import Builder, Family
@@ -23,6 +22,7 @@ from larql.format.source.keys import activation, common_hugging_face_keys
 from larql.format.source.latent import LatentGeometry, latent_attention
 from larql.format.source.names import hugging_face_naming
 from larql.format.source.rope import hugging_face_rope
+from larql.format.source.stretching import yarn_magnitude
 
 __all__ = ["FAMILY"]
 
@@ -101,10 +101,9 @@ def _stretched(config: ConfigReader) -> float:
         kind = reader.text("rope_type", "default") if reader.has("rope_type") else None
         kind = kind or (reader.text("type") if reader.has("type") else "default")
         share, factor = reader.number("mscale_all_dim"), reader.number("factor", 1.0)
-        if kind == "default" or factor <= 1.0:
+        if kind == "default":
             return 1.0
-        logarithm = float(Context(prec=40).ln(Decimal(factor)))
-        return float((0.1 * share * logarithm + 1.0) ** 2)
+        return yarn_magnitude(factor, share) ** 2
     return 1.0
 
 
