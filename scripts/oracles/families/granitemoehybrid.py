@@ -37,8 +37,7 @@ RECIPES = (
         "granitemoehybrid",
         {
             **_BASE,
-            "layer_types": ["linear_attention", "linear_attention", "full_attention"]
-            + ["linear_attention"],
+            "layer_types": [*["linear_attention"] * 2, "full_attention", "linear_attention"],
             "position_embedding_type": "nope",
             "mamba_n_heads": 8,
             "mamba_d_head": "auto",
