@@ -1,0 +1,94 @@
+"""Qwen3-Next: the delta layers' projections packed head by head, and routed experts in most layers.
+
+``in_proj_qkvz`` holds for each key head its query rows, its key rows, and the value and gate rows
+of the value heads that share it; ``in_proj_ba`` likewise the rows of the two small projections.
+"""
+
+from __future__ import annotations
+
+from larql.format.graph import Component, Mixer
+from larql.format.rows import RowSelection
+from larql.format.source.builder import Builder, Family, Part
+from larql.format.source.families import qwen_hybrid as hybrid
+from larql.format.source.families import qwen_routed, routed
+from larql.format.source.names import hugging_face_naming
+
+__all__ = ["FAMILY"]
+
+_PARTS = {
+    **hybrid.PARTS,
+    **qwen_routed.PARTS,
+    "delta.q": "linear_attn.in_proj_qkvz",
+    "delta.k": "linear_attn.in_proj_qkvz",
+    "delta.v": "linear_attn.in_proj_qkvz",
+    "delta.gate": "linear_attn.in_proj_qkvz",
+    "delta.beta": "linear_attn.in_proj_ba",
+    "delta.decay": "linear_attn.in_proj_ba",
+}
+_DEFAULTS = {
+    "hidden_size": 2048,
+    "num_hidden_layers": 48,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 2,
+    "intermediate_size": 5632,
+}
+_EXPERTS = qwen_routed.Defaults(count=512, width=512, shared=512, top=10)
+
+
+def _hugging_face(b: Builder) -> Component:
+    b.naming = hugging_face_naming("model.", "lm_head", _PARTS)
+    n = hybrid.numbers(b, _DEFAULTS)
+    sparse = _sparse_layers(b, len(n.kinds))
+    experts = qwen_routed.numbers(b, _EXPERTS, renormalises=True) if sparse else None
+    b.leave((name for name in b.tensors if name.startswith("mtp.")), "a draft head")
+
+    def ffn(i: int) -> Mixer:
+        if i in sparse and experts is not None:
+            return qwen_routed.routed_ffn(b, i, n, experts)
+        return b.gated_ffn(i, n.hidden, n.ffn, n.activation, bias=False)
+
+    return hybrid.component(b, n, _packing(n.delta), ffn)
+
+
+def _sparse_layers(b: Builder, layers: int) -> frozenset[int]:
+    """Return the layers with routed experts."""
+    config = b.config
+    dense = routed.layer_list(config, "mlp_only_layers", layers)
+    step = config.count("decoder_sparse_step", 1)
+    experts = config.count("num_experts", _EXPERTS.count, least=0)
+    found = frozenset(
+        i for i in range(layers) if experts and i not in dense and (i + 1) % step == 0
+    )
+    if not found:
+        config.irrelevant(*qwen_routed.KEYS)
+    return found
+
+
+def _packing(d: hybrid.DeltaGeometry) -> dict[str, Part]:
+    """Return which rows of the two packed tensors each projection has."""
+    group = d.value_heads // d.key_heads
+    wide = (
+        ("q", d.key_dim),
+        ("k", d.key_dim),
+        ("v", group * d.value_dim),
+        ("gate", group * d.value_dim),
+    )
+    small = (("beta", group), ("decay", group))
+    packing = {}
+    for parts in (wide, small):
+        stride = sum(rows for _, rows in parts)
+        first = 0
+        for name, rows in parts:
+            packing[name] = Part(
+                RowSelection(first, rows, stride, d.key_heads), stride * d.key_heads
+            )
+            first += rows
+    return packing
+
+
+FAMILY = Family(
+    name="qwen3_next",
+    model_types=("qwen3_next",),
+    architectures=(),
+    hugging_face=_hugging_face,
+)
