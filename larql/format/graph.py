@@ -19,13 +19,21 @@ from larql.format.operations.convolution import Convolution
 from larql.format.operations.dense_ffn import Activation, DenseFfn
 from larql.format.operations.gated_delta import GatedDelta
 from larql.format.operations.kda import Kda
+from larql.format.operations.latent_attention import LatentAttention
 from larql.format.operations.linear import Linear, Norm
 from larql.format.operations.per_layer_embedding import PerLayerEmbedding, PerLayerTable
 from larql.format.operations.rope import Rope, RopeScaling
+from larql.format.operations.routed_ffn import (
+    ExpertBank,
+    ExpertGroups,
+    RoutedFfn,
+    Router,
+    SharedExperts,
+)
 from larql.format.operations.short_convolution import ShortConvolution
 from larql.format.operations.softmax_attention import SoftmaxAttention
 from larql.format.operations.ssm import Ssm
-from larql.format.operations.states import ConvolutionRows, KvRows, Recurrent, StateSpec
+from larql.format.operations.states import ConvolutionRows, KvRows, LatentRows, Recurrent, StateSpec
 
 __all__ = [
     "Activation",
@@ -37,11 +45,15 @@ __all__ = [
     "DraftInput",
     "Edge",
     "Embed",
+    "ExpertBank",
+    "ExpertGroups",
     "GatedDelta",
     "Graph",
     "Head",
     "Kda",
     "KvRows",
+    "LatentAttention",
+    "LatentRows",
     "Layer",
     "Linear",
     "Mixer",
@@ -51,6 +63,9 @@ __all__ = [
     "Recurrent",
     "Rope",
     "RopeScaling",
+    "RoutedFfn",
+    "Router",
+    "SharedExperts",
     "ShortConvolution",
     "Site",
     "SoftmaxAttention",

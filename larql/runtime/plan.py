@@ -66,14 +66,14 @@ class Plan:
     def swept(self) -> tuple[OperandContract, ...]:
         """Return the operands that each step reads as a whole.
 
-        These are all but the embeddings, of which a step reads one row for each position, unless
-        one is the head's weight too.
+        These are all but the experts, of which a step reads those chosen, and the embeddings, of
+        which it reads one row for each position, unless one is the head's weight too.
         """
         component = self.component
         looked_up = set() if component.per_layer is None else {component.per_layer.weight}
         if not (self.has_head and component.head.weight == component.embed.weight):
             looked_up.add(component.embed.weight)
-        return tuple(c for c in self.contracts() if c.name not in looked_up)
+        return tuple(c for c in self.contracts() if c.chosen is None and c.name not in looked_up)
 
     def state(self) -> tuple[StateSpec, ...]:
         """Return the continuation state of the executed layers."""

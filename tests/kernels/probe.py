@@ -30,7 +30,9 @@ def digests(few: bool) -> dict[str, str]:
         activation,
         attention,
         convolution,
+        elementwise,
         forgetting,
+        latent,
         norm,
         parts,
         product,
@@ -87,6 +89,13 @@ def digests(few: bool) -> dict[str, str]:
         keys, values = ring.empty_keys(1, 2, 80, kind), ring.empty_values(1, 2, 80, kind)
         ring.write_rows(words, words, keys, values, 0)
         found[f"kept keys, {kind}"], found[f"kept values, {kind}"] = keys, values
+    raw = generator.integers(0, 124, (8 * 5, BLOCKS["q4_k"].row_bytes(256)), np.uint8)
+    found["absorbed"] = np.empty((20, 8, 261), np.float32)
+    latent.absorb(floats(20, 8, 5), floats(20, 8, 5), raw, "q4_k", 256, found["absorbed"])
+    found["raised"] = np.empty((20, 8, 5), np.float32)
+    latent.raise_heads(floats(20, 8, 256), raw, "q4_k", found["raised"])
+    found["clamped"] = floats(3, 50)
+    elementwise.clamp(found["clamped"], 0.5)
     x, y, weight = floats(5, 37), np.empty((5, 37), np.float32), floats(4, 37)
     kept = found["kept inputs"] = floats(3, 37)
     part = convolution.Convolved(x, kept, weight, y, floats(37), floats(5, 37), floats(5, 37))
@@ -115,7 +124,9 @@ def assembly() -> str:
         attention,
         attention_block,
         convolution,
+        elementwise,
         forgetting,
+        latent,
         norm,
         product,
         recurrence,
@@ -141,6 +152,9 @@ def assembly() -> str:
         attention._attend_blocks,
         attention_block._block,
         ring._write,
+        latent._absorb,
+        latent._raise,
+        elementwise._clamp,
         survey._row,
         convolution._convolve,
         forgetting._forget,

@@ -26,12 +26,15 @@ class OperandContract:
         Layer index, None outside the layers.
     use : str
         The operation and its role, e.g. ``attention.q``.
+    chosen : int or None
+        How many of the entries along the first axis a position reads; None: all of them.
     """
 
     name: str
     shape: tuple[int, ...]
     layer: int | None
     use: str
+    chosen: int | None = None
 
 
 @dataclass(frozen=True)

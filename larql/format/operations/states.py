@@ -7,7 +7,7 @@ from typing import ClassVar, Literal
 
 from larql.format.operations.contract import Site
 
-__all__ = ["ConvolutionRows", "KvRows", "Recurrent", "StateSpec"]
+__all__ = ["ConvolutionRows", "KvRows", "LatentRows", "Recurrent", "StateSpec"]
 
 
 @dataclass(frozen=True)
@@ -25,6 +25,20 @@ class KvRows:
     value_dim: int
     span: Literal["full", "window"]
     window: int | None = None
+
+
+@dataclass(frozen=True)
+class LatentRows:
+    """Continuation state of one latent attention layer: one row for each position.
+
+    A row is a latent of ``latent_dim``, and a rotated key of ``rope_dim`` that all heads share.
+    """
+
+    site: ClassVar[Site] = "attention"
+
+    layer: int
+    latent_dim: int
+    rope_dim: int
 
 
 @dataclass(frozen=True)
@@ -57,4 +71,4 @@ class ConvolutionRows:
     rows: int
 
 
-StateSpec = KvRows | Recurrent | ConvolutionRows
+StateSpec = KvRows | LatentRows | Recurrent | ConvolutionRows

@@ -25,6 +25,7 @@ from larql.format.graph import (
 from larql.format.rows import RowSelection
 from larql.format.source.checkpoint import SourceTensor
 from larql.format.source.config import ConfigReader
+from larql.format.source.pieces import BankBinding
 
 __all__ = ["Binding", "Builder", "Family", "HeadGeometry", "Naming", "Part"]
 
@@ -153,8 +154,16 @@ class Builder:
         self.component = component
         self.notes: list[str] = []
         self.bindings: dict[str, Binding] = {}
+        self.banks: dict[str, BankBinding] = {}
         self.left: dict[str, str] = {}
         self._same_bytes = same_bytes
+
+    def bound(self) -> set[str]:
+        """Return the names of all tensors that fill an operand."""
+        names = {binding.source.name for binding in self.bindings.values()}
+        for bank in self.banks.values():
+            names.update(source.name for piece in bank.pieces for source in piece.sources)
+        return names
 
     @property
     def where(self) -> str:
@@ -269,6 +278,7 @@ class Builder:
         """Return a builder of another component, which adds to what this one has collected."""
         other = Builder(self.config, self.tensors, self._same_bytes, naming, component)
         other.notes, other.bindings, other.left = self.notes, self.bindings, self.left
+        other.banks = self.banks
         return other
 
     def leave(self, names: Iterable[str], why: str) -> None:

@@ -21,10 +21,14 @@ _MISSING = object()
 
 @dataclass(frozen=True)
 class KeyVerdict:
-    """What became of one configuration key: consumed, declared irrelevant, or blocking."""
+    """What became of one configuration key.
+
+    ``consumed``, declared ``irrelevant``, ``blocking`` (nobody judged it, or it was refused), or
+    ``unreached`` where judging ended before.
+    """
 
     key: str
-    verdict: Literal["consumed", "irrelevant", "blocking"]
+    verdict: Literal["consumed", "irrelevant", "blocking", "unreached"]
 
 
 class ConfigReader:
@@ -44,12 +48,13 @@ class ConfigReader:
         self._config = config
         self.where = where
         self._prefix = prefix
-        self._verdicts: dict[str, Literal["consumed", "irrelevant"]] = {}
+        self._verdicts: dict[str, Literal["consumed", "irrelevant", "blocking"]] = {}
         self._children: dict[str, ConfigReader] = {}
         self._inherited: dict[str, object] = {}
 
     def failure(self, key: str, problem: str) -> CompileError:
         """Return the error for a key, which ``problem`` goes on about."""
+        self._verdicts[key] = "blocking"
         return CompileError(f"{self.where}: `{self._prefix}{key}` {problem}")
 
     def _take(self, key: str, default: object) -> object:
@@ -252,9 +257,15 @@ class ConfigReader:
         return own + [key for child in self._children.values() for key in child.leftover()]
 
     def verdicts(self) -> list[KeyVerdict]:
-        """Return the verdict on every key that is present, in file order, children included."""
+        """Return the verdict on every key that is present, in file order, children included.
+
+        A key that nobody judged is blocking, unless it is null.
+        """
         found = [
-            KeyVerdict(f"{self._prefix}{key}", self._verdicts.get(key, "blocking"))
+            KeyVerdict(
+                f"{self._prefix}{key}",
+                self._verdicts.get(key, "blocking" if self.has(key) else "irrelevant"),
+            )
             for key in self._config
         ]
         return found + [

@@ -14,8 +14,16 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from larql.format.graph import Block, Embed, Head, PerLayerTable, SoftmaxAttention, StateSpec
-from larql.runtime.operands import StoredOperand
+from larql.format.graph import (
+    Block,
+    Embed,
+    Head,
+    LatentAttention,
+    PerLayerTable,
+    SoftmaxAttention,
+    StateSpec,
+)
+from larql.runtime.operands import StoredBank, StoredOperand
 from larql.runtime.readout import HeadReadout
 from larql.runtime.regions import KvRegion, Region
 from larql.runtime.state import State
@@ -66,6 +74,16 @@ class Backend(ABC):
     @abstractmethod
     def bind(self, operand: StoredOperand) -> None:
         """Take an operand; the stored bytes stay mapped.
+
+        Raises
+        ------
+        UnsupportedRefusal
+            If the backend has no code for the operand's encoding.
+        """
+
+    @abstractmethod
+    def bind_bank(self, bank: StoredBank) -> None:
+        """Take an operand that has an entry for each expert; the stored bytes stay mapped.
 
         Raises
         ------
@@ -134,7 +152,7 @@ class Backend(ABC):
     @abstractmethod
     def attention_pattern(
         self,
-        mixer: SoftmaxAttention,
+        mixer: SoftmaxAttention | LatentAttention,
         queries: npt.NDArray[np.float32],
         region: KvRegion,
         start: int,
@@ -143,7 +161,7 @@ class Backend(ABC):
 
         Parameters
         ----------
-        mixer : SoftmaxAttention
+        mixer : SoftmaxAttention or LatentAttention
         queries : float32 ``[T, heads, key_dim]``
             From the block's taps.
         region : KvRegion

@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from larql.format.graph import SoftmaxAttention
+from larql.format.graph import LatentAttention, SoftmaxAttention
 from larql.kernels.likelihood import LN2_HIGH, LN2_LOW, LOG2_E, SERIES
 from larql.runtime.regions import KvRegion
 from larql.runtime.sums import tree_sum
@@ -21,7 +21,7 @@ Float64 = npt.NDArray[np.float64]
 
 
 def attention_weights(
-    mixer: SoftmaxAttention,
+    mixer: SoftmaxAttention | LatentAttention,
     queries: npt.NDArray[np.float32],
     region: KvRegion,
     start: int,

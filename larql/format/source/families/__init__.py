@@ -5,6 +5,7 @@ from __future__ import annotations
 from larql.format.source.builder import Family
 from larql.format.source.families import (
     gemma3,
+    gemma4,
     granitemoehybrid,
     kimi_linear,
     lfm2,
@@ -18,6 +19,7 @@ __all__ = ["FAMILIES"]
 FAMILIES: tuple[Family, ...] = (
     llama.FAMILY,
     gemma3.FAMILY,
+    gemma4.FAMILY,
     qwen3_5.FAMILY,
     qwen3_next.FAMILY,
     granitemoehybrid.FAMILY,

@@ -21,7 +21,7 @@ from larql.kernels.product import products
 from larql.kernels.product_q8 import products_q8, takes_integers
 from larql.kernels.rounding import Empty, QuantizedRows, quantize_rows
 from larql.runtime.backends.workspace import Workspace
-from larql.runtime.operands import StoredOperand
+from larql.runtime.operands import StoredBank, StoredOperand
 
 __all__ = ["Arithmetic", "Calls", "Float32", "Rotation", "Vectors"]
 
@@ -79,6 +79,10 @@ class Arithmetic:
         Bound operands by name.
     vectors : mapping
         Those of one axis, decoded: float32 ``[n]``.
+    banks : mapping
+        Bound operands that have an entry for each expert, by name.
+    bank_vectors : mapping
+        Those of them that are vectors, decoded: float32 ``[experts, n]``.
     frequencies : mapping
         Radians per position of each pair that a rope turns, float64, once they are known.
     """
@@ -87,6 +91,8 @@ class Arithmetic:
         self.activations = activations
         self.operands: dict[str, StoredOperand] = {}
         self.vectors: dict[str, Float32] = {}
+        self.banks: dict[str, StoredBank] = {}
+        self.bank_vectors: dict[str, Float32] = {}
         self.frequencies: dict[Rope, npt.NDArray[np.float64]] = {}
         self._columns: dict[str, Float32] = {}
         self._of_thread = _OfThread()
@@ -99,14 +105,24 @@ class Arithmetic:
         UnsupportedRefusal
             If there is no kernel for its encoding.
         """
-        if operand.encoding.name not in BLOCKS:
-            raise UnsupportedRefusal(
-                f"operand {operand.name}: no production kernel for {operand.encoding.name}; run "
-                f"with --backend reference"
-            )
+        _check_encoding(operand)
         self.operands[operand.name] = operand
         if len(operand.shape) == 1:
             self.vectors[operand.name] = _decoded(operand)
+
+    def bind_bank(self, bank: StoredBank) -> None:
+        """Keep the matrices of experts as mapped bytes, and their vectors decoded.
+
+        Raises
+        ------
+        UnsupportedRefusal
+            If there is no kernel for their encoding.
+        """
+        _check_encoding(bank)
+        self.banks[bank.name] = bank
+        if len(bank.shape) == 2:
+            vectors = [_decoded(bank.entry(expert)) for expert in range(bank.shape[0])]
+            self.bank_vectors[bank.name] = np.stack(vectors)
 
     @property
     def calls(self) -> Calls:
@@ -184,6 +200,14 @@ class Arithmetic:
             bias = None if norm.bias is None else self.vectors[norm.bias]
             layer_norm(x, weight, bias, norm.offset, norm.eps, out)
         return out
+
+
+def _check_encoding(operand: StoredOperand | StoredBank) -> None:
+    if operand.encoding.name not in BLOCKS:
+        raise UnsupportedRefusal(
+            f"operand {operand.name}: no production kernel for {operand.encoding.name}; run "
+            f"with --backend reference"
+        )
 
 
 def _decoded(operand: StoredOperand) -> Float32:

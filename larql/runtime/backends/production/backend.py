@@ -21,6 +21,8 @@ from larql.format.graph import (
     ConvolutionRows,
     Embed,
     Head,
+    LatentAttention,
+    LatentRows,
     PerLayerTable,
     Recurrent,
     SoftmaxAttention,
@@ -40,7 +42,8 @@ from larql.runtime.backends.pattern import attention_weights
 from larql.runtime.backends.production.arithmetic import Arithmetic, Calls, Vectors
 from larql.runtime.backends.production.mixers import mix
 from larql.runtime.backends.step_program import StepProgram
-from larql.runtime.operands import StoredOperand
+from larql.runtime.latent_region import LatentRegion, as_keys_and_values
+from larql.runtime.operands import StoredBank, StoredOperand
 from larql.runtime.plan import Plan
 from larql.runtime.readout import HeadReadout
 from larql.runtime.regions import KvRegion, Region, needed_rows
@@ -99,19 +102,25 @@ class ProductionBackend(Backend):
         """Keep a matrix as mapped bytes, and a vector decoded."""
         self._arithmetic.bind(operand)
 
+    def bind_bank(self, bank: StoredBank) -> None:
+        """Keep the mapped bytes of all experts."""
+        self._arithmetic.bind_bank(bank)
+
     def region(self, spec: StateSpec, context: int, block: int) -> Region:
         """Make a region in the order in which the kernels read it."""
         if isinstance(spec, ConvolutionRows):
             return WholeRegion.plain(spec, np.float32)
         if isinstance(spec, Recurrent):
             return StripRegion(spec, LANES)
-        count = -(-needed_rows(spec, context, block) // BLOCK)
-        return KvRegion(
-            spec,
+        rows = as_keys_and_values(spec) if isinstance(spec, LatentRows) else spec
+        count = -(-needed_rows(rows, context, block) // BLOCK)
+        kept = KvRegion(
+            rows,
             BLOCK,
-            empty_keys(count, spec.heads, spec.key_dim, self.kv),
-            empty_values(count, spec.heads, spec.value_dim, self.kv),
+            empty_keys(count, rows.heads, rows.key_dim, self.kv),
+            empty_values(count, rows.heads, rows.value_dim, self.kv),
         )
+        return LatentRegion(spec, kept) if isinstance(spec, LatentRows) else kept
 
     def embed(self, op: Embed, ids: npt.NDArray[np.int64]) -> Carrier:
         """Decode the rows of the ids and scale them."""
@@ -144,7 +153,8 @@ class ProductionBackend(Backend):
         positions differ by the position alone, so they are recorded once for a state.
         """
         compiler.release()  # before weights take its place; again when more has been compiled
-        if len(carrier) != 1:
+        if len(carrier) != 1 or self._arithmetic.banks:
+            # Which experts a position reads is decided between kernels, which is not recorded.
             return walk(carrier)
         step = self._steps.get(state)
         if step is None or not step.fits():
@@ -211,7 +221,11 @@ class ProductionBackend(Backend):
         copy(source, target)
 
     def attention_pattern(
-        self, mixer: SoftmaxAttention, queries: Float32, region: KvRegion, start: int
+        self,
+        mixer: SoftmaxAttention | LatentAttention,
+        queries: Float32,
+        region: KvRegion,
+        start: int,
     ) -> list[npt.NDArray[np.float64]]:
         """Compute the weights in float64, apart from the kernel that uses them."""
         sinks = None if mixer.sinks is None else self._arithmetic.vectors[mixer.sinks]

@@ -8,8 +8,10 @@ from larql.format.graph import (
     DenseFfn,
     GatedDelta,
     Kda,
+    LatentAttention,
     Mixer,
     PerLayerEmbedding,
+    RoutedFfn,
     ShortConvolution,
     SoftmaxAttention,
     Ssm,
@@ -18,7 +20,9 @@ from larql.runtime.backends.production.arithmetic import Arithmetic, Float32
 from larql.runtime.backends.production.dense_ffn import dense_ffn
 from larql.runtime.backends.production.gated_delta import gated_delta
 from larql.runtime.backends.production.kda import kda
+from larql.runtime.backends.production.latent_attention import latent_attention
 from larql.runtime.backends.production.per_layer_embedding import per_layer_embedding
+from larql.runtime.backends.production.routed_ffn import routed_ffn
 from larql.runtime.backends.production.short_convolution import short_convolution
 from larql.runtime.backends.production.softmax_attention import softmax_attention
 from larql.runtime.backends.production.ssm import ssm
@@ -70,8 +74,12 @@ def mix(
             return ssm(mixer, x, regions, start, taps, arithmetic)
         case ShortConvolution():
             return short_convolution(mixer, x, regions, start, taps, arithmetic)
+        case LatentAttention():
+            return latent_attention(mixer, x, regions, start, taps, arithmetic)
         case DenseFfn():
             return dense_ffn(mixer, x, regions, start, taps, arithmetic)
+        case RoutedFfn():
+            return routed_ffn(mixer, x, taps, arithmetic)
         case PerLayerEmbedding():
             assert tokens is not None
             return per_layer_embedding(mixer, x, tokens, arithmetic)

@@ -18,6 +18,8 @@ from larql.format.graph import (
     Embed,
     Head,
     KvRows,
+    LatentAttention,
+    LatentRows,
     PerLayerTable,
     SoftmaxAttention,
     StateSpec,
@@ -26,7 +28,8 @@ from larql.runtime.backends.base import KV_NUMERICS, Backend, Carrier
 from larql.runtime.backends.reference.arithmetic import Arithmetic
 from larql.runtime.backends.reference.mixers import mix
 from larql.runtime.backends.reference.softmax_attention import head_weights, seen
-from larql.runtime.operands import StoredOperand
+from larql.runtime.latent_region import LatentRegion, as_keys_and_values
+from larql.runtime.operands import StoredBank, StoredOperand
 from larql.runtime.readout import HeadReadout
 from larql.runtime.regions import KvRegion, Region, RowRegion
 from larql.runtime.taps import BlockTaps
@@ -67,11 +70,19 @@ class ReferenceBackend(Backend):
         """Keep the operand's mapped bytes; they are decoded when they are used."""
         self._arithmetic.bind(operand)
 
+    def bind_bank(self, bank: StoredBank) -> None:
+        """Keep the mapped bytes of all experts."""
+        self._arithmetic.bind_bank(bank)
+
     def region(self, spec: StateSpec, context: int, block: int) -> Region:
         """Make a region of float64 numbers; keys and values may be rounded to binary16."""
-        if not isinstance(spec, KvRows):
-            return WholeRegion.plain(spec, np.float64)
-        return RowRegion(spec, context, block, np.float16 if self.kv == "f16" else np.float64)
+        kind = np.float16 if self.kv == "f16" else np.float64
+        if isinstance(spec, KvRows):
+            return RowRegion(spec, context, block, kind)
+        if isinstance(spec, LatentRows):
+            rows = RowRegion(as_keys_and_values(spec), context, block, kind)
+            return LatentRegion(spec, rows)
+        return WholeRegion.plain(spec, np.float64)
 
     def embed(self, op: Embed, ids: npt.NDArray[np.int64]) -> Carrier:
         """Decode the rows of the ids and scale them."""
@@ -138,7 +149,7 @@ class ReferenceBackend(Backend):
 
     def attention_pattern(
         self,
-        mixer: SoftmaxAttention,
+        mixer: SoftmaxAttention | LatentAttention,
         queries: npt.NDArray[np.float32],
         region: KvRegion,
         start: int,

@@ -8,8 +8,10 @@ from larql.format.graph import (
     DenseFfn,
     GatedDelta,
     Kda,
+    LatentAttention,
     Mixer,
     PerLayerEmbedding,
+    RoutedFfn,
     ShortConvolution,
     SoftmaxAttention,
     Ssm,
@@ -18,7 +20,9 @@ from larql.runtime.backends.reference.arithmetic import Arithmetic, Float64
 from larql.runtime.backends.reference.dense_ffn import dense_ffn
 from larql.runtime.backends.reference.gated_delta import gated_delta
 from larql.runtime.backends.reference.kda import kda
+from larql.runtime.backends.reference.latent_attention import latent_attention
 from larql.runtime.backends.reference.per_layer_embedding import per_layer_embedding
+from larql.runtime.backends.reference.routed_ffn import routed_ffn
 from larql.runtime.backends.reference.short_convolution import short_convolution
 from larql.runtime.backends.reference.softmax_attention import softmax_attention
 from larql.runtime.backends.reference.ssm import ssm
@@ -70,8 +74,12 @@ def mix(
             return ssm(mixer, inputs, regions, start, taps, arithmetic)
         case ShortConvolution():
             return short_convolution(mixer, inputs, regions, start, taps, arithmetic)
+        case LatentAttention():
+            return latent_attention(mixer, inputs, regions, start, taps, arithmetic)
         case DenseFfn():
             return dense_ffn(mixer, inputs, regions, start, taps, arithmetic)
+        case RoutedFfn():
+            return routed_ffn(mixer, inputs, taps, arithmetic)
         case PerLayerEmbedding():
             assert tokens is not None
             return per_layer_embedding(mixer, inputs, tokens, arithmetic)

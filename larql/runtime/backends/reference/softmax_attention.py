@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from larql.format.graph import Norm, SoftmaxAttention
+from larql.format.graph import LatentAttention, Norm, SoftmaxAttention
 from larql.runtime.backends.reference.arithmetic import Arithmetic, Float64
 from larql.runtime.backends.reference.rotation import frequencies, rotate
 from larql.runtime.regions import Region, RowRegion
@@ -56,14 +56,18 @@ def softmax_attention(
     return arithmetic.linear(mixer.o, mixed)
 
 
-def seen(mixer: SoftmaxAttention, position: int) -> npt.NDArray[np.int64]:
+def seen(mixer: SoftmaxAttention | LatentAttention, position: int) -> npt.NDArray[np.int64]:
     """Return the positions that a position sees."""
     first = 0 if mixer.window is None else max(0, position - mixer.window + 1)
     return np.arange(first, position + 1)
 
 
 def head_weights(
-    mixer: SoftmaxAttention, query: Float64, keys: Float64, head: int, sinks: Float64 | None
+    mixer: SoftmaxAttention | LatentAttention,
+    query: Float64,
+    keys: Float64,
+    head: int,
+    sinks: Float64 | None,
 ) -> Float64:
     """Return one head's softmax over keys ``[n, kv_heads, key_dim]``, its sink's share left out."""
     scores = keys[:, head // (mixer.heads // mixer.kv_heads)] @ query * mixer.scale
