@@ -16,12 +16,14 @@ from larql.format.source.families import (
     lfm2,
     llama,
     mistral,
+    mixtral,
     olmo2,
     olmoe,
     phi3,
     qwen2,
     qwen3,
     qwen3_5,
+    qwen3_moe,
     qwen3_next,
     smollm3,
 )
@@ -48,5 +50,7 @@ FAMILIES: tuple[Family, ...] = (
     qwen3_next.FAMILY,
     granitemoehybrid.FAMILY,
     lfm2.FAMILY,
+    mixtral.FAMILY,
+    qwen3_moe.FAMILY,
     kimi_linear.FAMILY,
 )
