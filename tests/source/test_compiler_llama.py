@@ -516,13 +516,13 @@ def test_an_unknown_family_is_refused_naming_it_and_those_known(
     tmp_path: Path, value: object
 ) -> None:
     path = with_config(tmp_path, model_type=value)
-    refusal(path, "`model_type`", repr(value), "gemma3_text, llama)")
+    refusal(path, "`model_type`", repr(value), "gemma3_text, ", ", llama, ")
 
 
 @pytest.mark.parametrize("value", ["mystery", "Llama", u32(3)])
 def test_an_unknown_architecture_is_refused_by_name(tmp_path: Path, value: object) -> None:
     path = with_metadata(tmp_path, {"general.architecture": value})
-    refusal(path, "`general.architecture`", "gemma3, llama)")
+    refusal(path, "`general.architecture`", "gemma3, ", ", llama, ")
 
 
 @pytest.mark.parametrize("key", ["llama.logit_scale", "llama.attention.clamp_kqv", "mystery.key"])
