@@ -44,12 +44,13 @@ def test_it_is_what_sorting_finds(rows: Rows, top: int, block: int, data: st.Dat
     found = surveyed(rows, columns, top, block)
     assert not found.broken.any()
     sums = found.largest + logarithm(found.total)
+    top_columns, top_logits = found.top()
     for t, row in enumerate(rows):
         expected = survey_row(row, columns, top)
         kept = len(expected.top)
-        assert found.top_columns[t, :kept].tolist() == [column for column, _ in expected.top]
-        assert found.top_logits[t, :kept].tolist() == [logit for _, logit in expected.top]
-        assert (found.top_columns[t, kept:] == -1).all()
+        assert top_columns[t, :kept].tolist() == [column for column, _ in expected.top]
+        assert top_logits[t, :kept].tolist() == [logit for _, logit in expected.top]
+        assert (top_columns[t, kept:] == -1).all()
         assert found.before[t].tolist() == expected.before
         assert math.isclose(sums[t], expected.log_sum_exp, rel_tol=1e-15, abs_tol=1e-13)
 

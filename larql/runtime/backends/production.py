@@ -241,14 +241,16 @@ class ProductionBackend(Backend):
         whole, inputs = self._operands[op.weight], self._head_inputs(op, carrier)
         marks = self._head(op, whole.rows_at(tokens), inputs)
         found = Survey.begin(tokens, marks, top)
+        again = _one_place(len(marks) * _VOCABULARY_BLOCK)
         for first in range(0, op.vocab, _VOCABULARY_BLOCK):
             block = whole.rows_at(slice(first, first + _VOCABULARY_BLOCK))
-            survey(self._head(op, block, inputs), first, found)
+            survey(self._head(op, block, inputs, again), first, found)
+        columns, logits = found.top()
         return HeadReadout.of(
             marks,
             found.before + 1,
-            found.top_columns,
-            found.top_logits,
+            columns,
+            logits,
             found.largest + logarithm(found.total),
             found.broken,
         )
@@ -270,9 +272,9 @@ class ProductionBackend(Backend):
     def _head_inputs(self, op: Head, carrier: Carrier) -> _Vectors:
         return self._inputs(self._norm(op.norm, np.ascontiguousarray(carrier)))
 
-    def _head(self, op: Head, rows: StoredOperand, x: _Vectors) -> Float32:
-        """Return the logits of some rows of the vocabulary, in memory of their own."""
-        (logits,) = self._products([rows], x, np.empty)
+    def _head(self, op: Head, rows: StoredOperand, x: _Vectors, empty: Empty = np.empty) -> Float32:
+        """Return the logits of some rows of the vocabulary, by default in memory of their own."""
+        (logits,) = self._products([rows], x, empty)
         if op.multiplier != 1.0:
             scale(logits, op.multiplier)
         if op.softcap is not None:
@@ -394,6 +396,16 @@ class ProductionBackend(Backend):
                 frequencies = frequencies / self._vectors[rope.factors].astype(np.float64)
             self._frequencies[rope] = np.ascontiguousarray(frequencies)
         return self._frequencies[rope]
+
+
+def _one_place(size: int) -> Empty:
+    """Return a maker of arrays of at most `size` float32, each in the place of the one before."""
+    memory = np.empty(size, np.float32)
+
+    def empty(shape: tuple[int, ...], dtype: npt.DTypeLike) -> Float32:
+        return memory[: math.prod(shape)].reshape(shape)
+
+    return empty
 
 
 def _decoded(operand: StoredOperand) -> Float32:
