@@ -22,6 +22,7 @@ from larql.cli.options import (
     Component,
     Context,
     DraftDepth,
+    Force,
     Generate,
     Kv,
     KvKind,
@@ -109,6 +110,7 @@ def command(
     generate: Generate = 0,
     top_k: TopK = 5,
     logit_dump: LogitDump = None,
+    force: Force = False,
     dump_layers: DumpLayers = None,
     sites: Sites = False,
     resume: Resume = False,
@@ -136,7 +138,7 @@ def command(
     larql exec model.vindex3 --tokens 1,2,3 --draft-depth 4
     """
     output = output_of(ctx)
-    _check_dumps(logit_dump, dump_layers, resume or sites, generate)
+    _check_dumps(logit_dump, force, dump_layers, resume or sites, generate)
     container = open_model(model, output)
     source = TextSource(tokens, tokens_file, prompt, prompt_file)
     from larql.runtime.plan import check_tokens, make_plan
@@ -144,7 +146,7 @@ def command(
 
     plan = make_plan(container, component, slice_of(draft_depth))
     given = read_input(container, source, add_bos=not no_bos)
-    check_tokens(given.ids, plan.component.vocab_size)
+    check_tokens(given.ids, plan.component.vocab_size, given.option)
     room = room_for(plan.component, len(given.ids), generate, context, output)
     from larql.runtime.run import RunOptions
 
@@ -175,7 +177,11 @@ def command(
 
 
 def _check_dumps(
-    logit_dump: Path | None, dump_layers: Path | None, of_layers: bool, generate: int
+    logit_dump: Path | None,
+    force: bool,
+    dump_layers: Path | None,
+    of_layers: bool,
+    generate: int,
 ) -> None:
     if of_layers and dump_layers is None:
         raise UsageError("--resume and --sites belong to --dump-layers; give the directory with it")
@@ -184,9 +190,12 @@ def _check_dumps(
             "--dump-layers writes the logits too; it does not go with --logit-dump or --generate"
         )
     if logit_dump is not None:
+        from larql.format.atomic import check_output_file
         from larql.runtime.dump import check_dump_path
 
         check_dump_path(logit_dump)
+        for path in (logit_dump, sidecar_path(logit_dump)):
+            check_output_file(path, force=force)
 
 
 def _execute(

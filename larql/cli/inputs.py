@@ -59,10 +59,13 @@ class Given:
     ids : tuple of int
     tokenizer : TextTokenizer or None
         None where ids were given, so that a tokenizer is never loaded for nothing.
+    option : str
+        The option that they were given with.
     """
 
     ids: tuple[int, ...]
     tokenizer: TextTokenizer | None
+    option: str
 
 
 def read_text(path: Path | None, what: str) -> str:
@@ -127,16 +130,17 @@ def read_input(container: Container, source: TextSource, *, add_bos: bool) -> Gi
     )
     if source.tokens is not None:
         if source.tokens.startswith("text:"):
-            return _encoded(container, source.tokens.removeprefix("text:"), add_bos)
+            return _encoded(container, source.tokens.removeprefix("text:"), add_bos, "--tokens")
         text = read_text(None, "--tokens") if source.tokens == "-" else source.tokens
-        return Given(token_ids(text, "--tokens"), None)
+        return Given(token_ids(text, "--tokens"), None, "--tokens")
     if source.tokens_file is not None:
         text = read_text(source.tokens_file, "--tokens-file")
-        return Given(token_ids(text, "--tokens-file"), None)
+        return Given(token_ids(text, "--tokens-file"), None, "--tokens-file")
     if source.prompt is not None:
         text = read_text(None, "--prompt") if source.prompt == "-" else source.prompt
-        return _encoded(container, text, add_bos)
-    return _encoded(container, read_text(source.prompt_file, "--prompt-file"), add_bos)
+        return _encoded(container, text, add_bos, "--prompt")
+    text = read_text(source.prompt_file, "--prompt-file")
+    return _encoded(container, text, add_bos, "--prompt-file")
 
 
 def room_for(
@@ -169,9 +173,11 @@ def room_for(
     return room
 
 
-def _encoded(container: Container, text: str, add_bos: bool) -> Given:
+def _encoded(container: Container, text: str, add_bos: bool, option: str) -> Given:
     tokenizer = tokenizer_of(container)
     ids: Sequence[int] = tokenizer.encode(text, add_bos=add_bos)
     if not ids:
-        raise UsageError("the text is empty and the model has no beginning token; give some text")
-    return Given(tuple(ids), tokenizer)
+        raise UsageError(
+            f"{option}: the text is empty and the model has no beginning token; give some text"
+        )
+    return Given(tuple(ids), tokenizer, option)

@@ -114,7 +114,7 @@ def command(
     larql observe model.vindex3 --tokens 1,2,3 --lens-layers none --json
     """
     output = output_of(ctx)
-    _check(basis_dims, basis_seed, basis_rows, capture, capture_out, record, force)
+    _check(basis_dims, basis_seed, basis_rows, capture, capture_out, record, force, run_id)
     container = open_model(model, output)
     from larql.runtime.model import Model as Opened
     from larql.runtime.observe.capture import parse_captures
@@ -128,7 +128,7 @@ def command(
     plan = make_plan(container, component, slice_of(draft_depth))
     source = TextSource(tokens, tokens_file, prompt, prompt_file)
     given = read_input(container, source, add_bos=not no_bos)
-    check_tokens(given.ids, plan.component.vocab_size)
+    check_tokens(given.ids, plan.component.vocab_size, given.option)
     room = room_for(plan.component, len(given.ids), generate, context, output)
     options = RunOptions(
         component, backend.value, draft_depth, threads, chunk, activations.value, kv.value,
@@ -150,7 +150,7 @@ def command(
             record=record, force=force, context=room, progress=progress,
         )  # fmt: skip
     if capture_out is not None:
-        _write_captures(capture_out, found, output)
+        _write_captures(capture_out, found, force, output)
     seconds = opened.run.step_seconds
     summary = summarize(found.header, final, found.receipt, seconds)
     _tell(found, output)
@@ -175,30 +175,36 @@ def _check(
     capture_out: Path | None,
     record: Path | None,
     force: bool,
+    run_id: str | None,
 ) -> None:
     """Refuse options that contradict each other, before any work is done."""
+    from larql.format.atomic import check_output_file
+
+    if run_id == "":
+        raise UsageError("--run-id: is empty; give a name, or leave it out")
     if rows is not None and (dims or seed is not None):
         raise UsageError("--basis-rows is a basis already; leave --basis-dims and --basis-seed out")
     if seed is not None and not dims:
         raise UsageError("--basis-seed draws the basis of --basis-dims; give its number of rows")
     if (capture is None) != (capture_out is None):
         raise UsageError("--capture and --capture-out go together: what to keep, and where")
-    for path in (capture_out, record):
-        if path is not None and path.is_dir():
-            raise UsageError(f"{path}: is a directory; expected a file name")
-        if path is not None and not path.parent.is_dir():
-            raise UsageError(f"{path}: the directory {path.parent} does not exist; create it first")
-    if record is not None and record.exists() and not force:
-        raise UsageError(f"{record}: exists; give --force to replace it, or choose another path")
+    outputs = [path for path in (capture_out, record) if path is not None]
+    for path in outputs:
+        check_output_file(path, force=force)
+    if len({path.resolve() for path in outputs}) < len(outputs):
+        raise UsageError(
+            f"{record}: --record and --capture-out have the same path; give each its own"
+        )
 
 
 def _readers(
     opened: Opened, layers: str, attention: bool, tokens: str | None, top: int
 ) -> tuple[Reader, ...]:
     from larql.runtime.observe.lens import Lens, lens_layers
+    from larql.runtime.plan import check_tokens
 
     prepared = opened.run.prepared
-    chosen = lens_layers(layers, prepared.plan)
+    chosen = lens_layers(layers, prepared.plan, "--lens-layers")
     if not chosen:
         if attention or tokens is not None:
             raise UsageError("--lens-layers none arms no lens; leave the other --lens options out")
@@ -209,6 +215,7 @@ def _readers(
         declared = tuple(opened.tokenize(text, add_bos=False))
     elif tokens is not None:
         declared = token_ids(tokens, "--lens-tokens")
+    check_tokens(declared, prepared.plan.component.vocab_size, "--lens-tokens")
     return (Lens(prepared, chosen, attention=attention, tokens=declared, top=top),)
 
 
@@ -220,12 +227,12 @@ def _basis(hidden: int, dims: int, seed: int | None, rows: Path | None) -> Basis
     return seeded_basis(dims, hidden, seed or 0) if dims else None
 
 
-def _write_captures(path: Path, found: Observed, output: Output) -> None:
+def _write_captures(path: Path, found: Observed, force: bool, output: Output) -> None:
     from larql.runtime.observe.capture import write_captures
 
     if not found.captured:
         render.warning(output, "--capture names no position that was run; nothing was kept")
-    write_captures(path, found.captured, found.header)
+    write_captures(path, found.captured, found.header, force=force)
 
 
 def _tell(found: Observed, output: Output) -> None:

@@ -11,7 +11,7 @@ import typer
 from larql.cli import render
 from larql.cli.options import Force
 from larql.cli.output import output_of
-from larql.errors import OutputError, PlatformError, UsageError
+from larql.errors import PlatformError, UsageError
 
 if TYPE_CHECKING:
     from larql.report.contents import Contents
@@ -112,6 +112,8 @@ def command(
 
 def _check_outputs(record: Path, paths: list[Path], force: bool) -> None:
     """Refuse output paths before any work is done."""
+    from larql.format.atomic import check_output_file
+
     if not paths:
         raise UsageError("nothing to write; give -o, --png or --svg")
     resolved = [path.resolve() for path in paths]
@@ -120,14 +122,7 @@ def _check_outputs(record: Path, paths: list[Path], force: bool) -> None:
     for path in paths:
         if path.exists() and record.exists() and path.samefile(record):
             raise UsageError(f"{path}: is the record itself; choose another path")
-        if path.is_dir():
-            raise OutputError(f"{path}: is a directory; expected a file name")
-        if not path.parent.is_dir():
-            raise OutputError(
-                f"{path}: the directory {path.parent} does not exist; create it first"
-            )
-        if path.is_file() and not force:
-            raise OutputError(f"{path}: exists; give --force to replace it, or choose another path")
+        check_output_file(path, force=force)
 
 
 def _check_installed(wanted: dict[str, Path]) -> None:

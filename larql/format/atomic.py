@@ -20,7 +20,13 @@ from pathlib import Path
 
 from larql.errors import LarqlError, OutputError
 
-__all__ = ["explain_os_error", "recover", "write_directory", "write_file"]
+__all__ = [
+    "check_output_file",
+    "explain_os_error",
+    "recover",
+    "write_directory",
+    "write_file",
+]
 
 _AT_FDCWD = -100
 _RENAME_EXCHANGE = 2
@@ -204,6 +210,26 @@ def _install(temporary: Path, path: Path) -> None:
         # Only now: a name that `recover` looks for must not outlive the replacement.
         aside.rename(temporary)
     _sync_directory(path.parent)
+
+
+def check_output_file(path: Path, *, force: bool) -> None:
+    """Refuse the path of an output file before any work is done.
+
+    Raises
+    ------
+    OutputError
+        If it is a directory, is in none, or is a file that ``force`` does not let replace.
+    """
+    try:
+        is_directory, is_file, in_directory = path.is_dir(), path.is_file(), path.parent.is_dir()
+    except OSError as error:
+        raise explain_os_error(error, path) from None
+    if is_directory:
+        raise OutputError(f"{path}: is a directory; expected a file name")
+    if not in_directory:
+        raise OutputError(f"{path}: the directory {path.parent} does not exist; create it first")
+    if is_file and not force:
+        raise OutputError(f"{path}: exists; give --force to replace it, or choose another path")
 
 
 @contextmanager

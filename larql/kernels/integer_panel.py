@@ -1,114 +1,199 @@
 """Rows of integers times many int8 vectors: the products of `integer_rows`, vectors as lanes.
 
 Rows have been unpacked to bytes. Of each four neighbouring weights, all vectors' products are taken
-at once: vectors lie in blocks of `WIDTH`, four neighbouring values of each together.
+at once: vectors lie in blocks of `WIDTH`, four neighbouring values of each together. A tile takes
+vectors by the half block, so that few lanes are without a vector.
+
+Where a level has no instruction for signed bytes (`widens`), bytes are widened to 16 bits when
+they are unpacked: of a group first its even elements, then its odd ones. Values need no widening
+then: 256 x is what a shift, or a mask, leaves of a pair of bytes, and 256 times a sum of 32
+products stays below 2^28.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from llvmlite import ir
 
-from larql.kernels.integer_rows import SUMS, TERMS
-from larql.kernels.integers import GROUP, INTEGERS, integer_emitter
+from larql.kernels.integers import GROUP, INTEGERS, dot_pairs, integer_emitter
 from larql.kernels.jit import cgutils, instruction, types
+from larql.kernels.lane_columns import HALF, WIDTH, Column, store_lanes
 from larql.kernels.memory import edges, offset, read, write
-from larql.kernels.vector import constant, fused, shuffled, spread
+from larql.kernels.vector import constant, fused, spread
 
-__all__ = ["WIDTH", "integer_panel"]
+__all__ = ["HALF", "WIDTH", "integer_panel", "tile_widths", "weight_bytes", "widen", "widens"]
 
-WIDTH = 16  # vectors of a block
-_LANES = {"avx512": 16, "avx2": 8, "portable": 8}
+_LANES = {"avx512": 16, "avx2": 8, "portable": 16}
 _WORD, _I32, _FLOAT = ir.IntType(64), ir.IntType(32), ir.FloatType()
-_QUAD = GROUP // 4
+_UNROLLED = 4  # steps of the innermost loop at once: half a group, a unit where it has two
+_I16 = ir.IntType(16)
 
 
-class _Column:
-    """One register's worth of vectors: where their blocks begin, and their lanes' results."""
-
-    def __init__(self, lanes: int, first: int, groups: Any, values: Any, terms: Any, sums: Any):
-        self.block, self.lane = divmod(first, WIDTH)
-        self.lanes, self.groups = lanes, groups
-        self.values, self.terms, self.sums = values, terms, sums
-
-    def _at(self, b: Any, base: Any, group: Any, size: int, at: int) -> Any:
-        """Emit an address in an array of `size` bytes for each lane of a group's block."""
-        skip = b.mul(self.groups, _WORD(self.block * WIDTH * size)) if self.block else _WORD(0)
-        place = b.add(b.add(base, skip), b.mul(group, _WORD(WIDTH * size)))
-        return offset(b, place, at)
-
-    def quad(self, b: Any, group: Any, index: int) -> Any:
-        """Emit the four values at 4 * index of the group, of each lane."""
-        kind = ir.VectorType(ir.IntType(8), 4 * self.lanes)
-        at = 4 * (WIDTH * index + self.lane)
-        return read(b, self._at(b, self.values, group, GROUP, at), kind)
-
-    def term(self, b: Any, group: Any, index: int) -> Any:
-        """Emit float32 number `index` of each lane."""
-        at = 4 * (WIDTH * index + self.lane)
-        place = self._at(b, self.terms, group, 4 * TERMS, at)
-        return read(b, place, ir.VectorType(_FLOAT, self.lanes))
-
-    def sum(self, b: Any, group: Any, unit: int, units: int) -> Any:
-        """Emit the sum of a unit's values of each lane."""
-        at = 4 * (WIDTH * (unit if units == 2 else 2) + self.lane)
-        place = self._at(b, self.sums, group, 4 * SUMS, at)
-        return read(b, place, ir.VectorType(_I32, self.lanes))
+def widens(level: str, encoding: str) -> bool:
+    """Return whether a level multiplies an encoding's bytes as 16-bit integers."""
+    return level == "avx2" and INTEGERS[encoding].bias is None
 
 
-def _store(b: Any, rows: list[Any], last_row: Any, left: Any, out: Any, stride: Any) -> None:
-    """Emit the writing of lane l of row r to out + l * stride + 4 r, where l < `left`."""
-    lanes, height = rows[0].type.count, len(rows)
-    full = b.and_(
-        b.icmp_signed(">=", last_row, _WORD(height - 1)), b.icmp_signed(">=", left, _WORD(lanes))
-    )
-    with b.if_else(full, likely=True) as (all_, some):
-        with all_:
-            if height == 4:
-                _store_quads(b, rows, out, stride)
-            else:
-                for lane in range(lanes):
-                    place = b.add(out, b.mul(stride, _WORD(lane)))
-                    for index, row in enumerate(rows):
-                        value = b.extract_element(row, _I32(lane))
-                        write(b, value, offset(b, place, 4 * index))
-        with some:
-            for lane in range(lanes):
-                with b.if_then(b.icmp_signed("<", _WORD(lane), left)):
-                    place = b.add(out, b.mul(stride, _WORD(lane)))
-                    places = edges(b, place, _WORD(4), last_row, height)
-                    for row, at in zip(rows, places, strict=True):
-                        write(b, b.extract_element(row, _I32(lane)), at)
+@instruction
+def weight_bytes(typingctx: Any, variant: Any) -> Any:
+    """Return how many bytes an unpacked weight takes."""
+
+    def emit(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        return _WORD(2 if widens(variant.level, variant.encoding) else 1)
+
+    return types.int64(variant), emit
 
 
-def _store_quads(b: Any, rows: list[Any], out: Any, stride: Any) -> None:
-    lanes = rows[0].type.count
+@instruction
+def widen(typingctx: Any, variant: Any, source: Any, groups: Any, target: Any) -> Any:
+    """Widen groups of signed bytes to 16 bits, even elements before odd ones.
 
-    def zipped(x: Any, y: Any, width: int, high: bool) -> Any:
-        """Interleave units of `width` lanes of each four lanes of x and y."""
-        found = []
-        for first in range(0, lanes, 4):
-            for unit in range(first + (2 if high else 0), first + (4 if high else 2), width):
-                found += [unit + i for i in range(width)]
-                found += [lanes + unit + i for i in range(width)]
-        return shuffled(b, x, y, found)
+    `source` may be the second half of the room at `target`.
+    """
 
-    a, c, d, e = rows
-    for high in (False, True):
-        pairs = zipped(a, c, 1, high), zipped(d, e, 1, high)
-        for upper in (False, True):
-            quads = zipped(*pairs, 2, upper)
-            for first in range(0, lanes, 4):
-                lane = first + 2 * high + upper
-                place = b.add(out, b.mul(stride, _WORD(lane)))
-                write(b, shuffled(b, quads, quads, list(range(first, first + 4))), place)
+    def emit(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        _, source, groups, target = args
+        b, kind = builder, ir.VectorType(_I16, GROUP // 2)
+        eight = constant(kind, 8)
+        with cgutils.for_range(b, groups, intp=_WORD) as loop:
+            pairs = read(b, b.add(source, b.mul(loop.index, _WORD(GROUP))), kind)
+            place = b.add(target, b.mul(loop.index, _WORD(2 * GROUP)))
+            write(b, b.ashr(b.shl(pairs, eight), eight), place)
+            write(b, b.ashr(pairs, eight), offset(b, place, GROUP))
+        return context.get_dummy_value()
+
+    return types.void(variant, *[types.int64] * 3), emit
+
+
+@dataclass(frozen=True)
+class _Rows:
+    """Addresses of each row's unpacked weights, scales and shifts."""
+
+    weights: list[Any]
+    scales: list[Any]
+    shifts: list[Any]
+
+
+class _Tile:
+    """Some rows by some half blocks of vectors: emits one group's part of all their products.
+
+    Parameters
+    ----------
+    b : LLVM builder
+    variant : Variant
+    rows : _Rows
+    columns : list of Column
+    bias, quads : LLVM value
+        As `integer_panel` has them.
+    """
+
+    def __init__(
+        self, b: Any, variant: Any, rows: _Rows, columns: list[Column], bias: Any, quads: Any
+    ):
+        self.b, self.rows, self.columns, self.quads = b, rows, columns, quads
+        self.meaning = INTEGERS[variant.encoding]
+        self.level = integer_emitter(variant.level, b)
+        self.wide = widens(variant.level, variant.encoding)
+        self.less = b.trunc(b.neg(bias), _I32)
+
+        def places(kind: str, value: Any) -> list[list[Any]]:
+            return [
+                [cgutils.alloca_once_value(b, constant(getattr(c, kind), value)) for c in columns]
+                for _ in rows.weights
+            ]
+
+        self.totals, self.dots = places("floats", 0.0), places("integers", 0)
+
+    def group(self, group: Any) -> None:
+        """Emit the products of a group of each row, and add them."""
+        b, units = self.b, self.meaning.units
+        share = b.udiv(self.quads, _WORD(units))
+        for unit in range(units):
+            self._start(group, unit)
+            first = b.mul(share, _WORD(unit))
+            # A loop that the compiler cannot unroll: it would put the products in an order that
+            # needs more registers than there are.
+            with cgutils.for_range(b, b.udiv(share, _WORD(_UNROLLED)), intp=_WORD) as loop:
+                at = b.add(first, b.mul(loop.index, _WORD(_UNROLLED)))
+                for k in range(_UNROLLED):
+                    (self._pairs if self.wide else self._bytes)(group, b.add(at, _WORD(k)))
+            for c, column in enumerate(self.columns):
+                self._add(column, group, unit, c)
+
+    def _start(self, group: Any, unit: int) -> None:
+        b, units = self.b, self.meaning.units
+        for c, column in enumerate(self.columns):
+            start = constant(column.integers, 0)
+            if not self.meaning.shifted and not self.wide:
+                less = spread(b, self.less, column.lanes)
+                start = b.mul(column.sum(b, group, unit, units), less)
+            for row in self.dots:
+                b.store(start, row[c])
+
+    def _bytes(self, group: Any, index: Any) -> None:
+        """Emit the products of four bytes of each row."""
+        b, signed = self.b, self.meaning.bias is None
+        xs = [c.quad(b, group, index) for c in self.columns]
+        for r, word in enumerate(self._words(group, index, GROUP)):
+            for c, x in enumerate(xs):
+                w = b.bitcast(spread(b, word, self.columns[c].lanes), x.type)
+                b.store(self.level.dot(b.load(self.dots[r][c]), w, x, signed), self.dots[r][c])
+
+    def _pairs(self, group: Any, index: Any) -> None:
+        """Emit the products of four widened weights of each row; such have one unit, no shift."""
+        b = self.b
+        pairs = [
+            b.bitcast(c.quad(b, group, index), ir.VectorType(_I16, 2 * c.lanes))
+            for c in self.columns
+        ]
+        even = [b.shl(x, constant(x.type, 8)) for x in pairs]
+        odd = [b.and_(x, constant(x.type, 0xFF00)) for x in pairs]
+        for xs, skip in ((even, 0), (odd, GROUP)):
+            for r, word in enumerate(self._words(group, index, 2 * GROUP, skip)):
+                for c, x in enumerate(xs):
+                    w = b.bitcast(spread(b, word, self.columns[c].lanes), x.type)
+                    place = self.dots[r][c]
+                    b.store(dot_pairs(self.level.level, b.load(place), w, x), place)
+
+    def _words(self, group: Any, index: Any, size: int, skip: int = 0) -> list[Any]:
+        """Emit word `index` of each row's group of `size` bytes."""
+        b = self.b
+        at = b.add(b.mul(group, _WORD(size)), b.mul(index, _WORD(4)))
+        return [read(b, offset(b, b.add(row, at), skip), _I32) for row in self.rows.weights]
+
+    def _add(self, column: Column, group: Any, unit: int, c: int) -> None:
+        """Emit the adding of a unit's dot products to the results of a column."""
+        b, meaning = self.b, self.meaning
+        d = column.term(b, group, 0)
+        term = column.term(b, group, 1) if meaning.shifted else None
+        if meaning.shifted and meaning.units == 2:
+            term = b.fmul(d, b.sitofp(column.sum(b, group, unit, 2), column.floats))
+        for r, row in enumerate(self.dots):
+            dot = b.load(row[c])
+            if self.wide:
+                dot = b.ashr(dot, constant(dot.type, 8))
+            scale = b.fmul(self._number(self.rows.scales, r, group, unit, column), d)
+            place = self.totals[r][c]
+            result = fused(b, b.sitofp(dot, column.floats), scale, b.load(place))
+            if term is not None:
+                shift = self._number(self.rows.shifts, r, group, unit, column)
+                result = fused(b, term, shift, result)
+            b.store(result, place)
+
+    def _number(self, rows: list[Any], r: int, group: Any, unit: int, column: Column) -> Any:
+        b, units = self.b, self.meaning.units
+        at = b.add(rows[r], b.mul(group, _WORD(4 * units)))
+        return spread(b, read(b, offset(b, at, 4 * unit), _FLOAT), column.lanes)
 
 
 @instruction
 def integer_panel(
     typingctx: Any,
     variant: Any,
+    halves: Any,
     weight: Any,
     stride: Any,
     last_row: Any,
@@ -116,6 +201,7 @@ def integer_panel(
     shifts: Any,
     groups: Any,
     bias: Any,
+    quads: Any,
     values: Any,
     terms: Any,
     sums: Any,
@@ -123,74 +209,57 @@ def integer_panel(
     out: Any,
     out_stride: Any,
 ) -> Any:
-    """Multiply `variant.rows` unpacked rows by `variant.columns` blocks of vectors.
+    """Multiply `variant.rows` unpacked rows by the first vectors of some blocks; return how many.
 
-    Addresses and strides are in bytes; bytes, scales and shifts of a row are `stride` after those
-    of the row before. Rows past `last_row` repeat it; of the vectors, `left` are written. The
-    variant's encoding stands for all that have the same units, shifts and sign.
+    It takes the widest tile that `halves`, the half blocks that are left, fill. Addresses and
+    strides are in bytes; bytes, scales and shifts of a row are `stride` after those of the row
+    before. Rows past `last_row` repeat it; of the vectors, `left` are written. `quads` is 8, the
+    fours of a group. The variant's encoding stands for all that have the same units, shifts and
+    sign.
     """
 
     def emit(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-        (_, weight, stride, last_row, scales, shifts, groups, bias, values, terms, sums, left, out,
-         out_stride) = args  # fmt: skip
+        (_, halves, weight, stride, last_row, scales, shifts, groups, bias, quads, values, terms,
+         sums, left, out, out_stride) = args  # fmt: skip
         b, height = builder, variant.rows
-        meaning, lanes = INTEGERS[variant.encoding], _LANES[variant.level]
-        level, units = integer_emitter(variant.level, b), meaning.units
-        signed = meaning.bias is None
-        quads, scale_rows, shift_rows = (
-            edges(b, base, stride, last_row, height) for base in (weight, scales, shifts)
-        )
-        columns = [
-            _Column(lanes, first, groups, values, terms, sums)
-            for first in range(0, WIDTH * variant.columns, lanes)
-        ]
-        floats, integers = ir.VectorType(_FLOAT, lanes), ir.VectorType(_I32, lanes)
-        totals = [
-            [cgutils.alloca_once_value(b, constant(floats, 0.0)) for _ in columns] for _ in quads
-        ]
-        less = spread(b, b.trunc(b.neg(bias), _I32), lanes)
+        rows = _Rows(*(edges(b, at, stride, last_row, height) for at in (weight, scales, shifts)))
 
-        def number(rows: list[Any], r: int, group: Any, unit: int) -> Any:
-            at = b.add(rows[r], b.mul(group, _WORD(4 * units)))
-            return spread(b, read(b, offset(b, at, 4 * unit), _FLOAT), lanes)
+        def tile(width: int) -> None:
+            lanes = _LANES[variant.level]
+            columns = [
+                Column(min(lanes, HALF * width - first), first, groups, values, terms, sums)
+                for first in range(0, HALF * width, lanes)
+            ]
+            made = _Tile(b, variant, rows, columns, bias, quads)
+            with cgutils.for_range(b, groups, intp=_WORD) as loop:
+                made.group(loop.index)
+            for c in range(len(columns)):
+                first = lanes * c
+                place = b.add(out, b.mul(out_stride, _WORD(first)))
+                found = [b.load(row[c]) for row in made.totals]
+                store_lanes(b, found, last_row, b.sub(left, _WORD(first)), place, out_stride)
 
-        with cgutils.for_range(b, groups, intp=_WORD) as loop:
-            group = loop.index
-            for unit in range(units):
-                if meaning.shifted:
-                    starts = [constant(integers, 0) for _ in columns]
-                else:
-                    starts = [b.mul(c.sum(b, group, unit, units), less) for c in columns]
-                dots = [list(starts) for _ in quads]
-                share = _QUAD // units
-                for index in range(unit * share, (unit + 1) * share):
-                    xs = [c.quad(b, group, index) for c in columns]
-                    for r, row in enumerate(quads):
-                        at = b.add(row, b.mul(group, _WORD(GROUP)))
-                        word = spread(b, read(b, offset(b, at, 4 * index), _I32), lanes)
-                        w = b.bitcast(word, xs[0].type)
-                        dots[r] = [
-                            level.dot(dot, w, x, signed) for dot, x in zip(dots[r], xs, strict=True)
-                        ]
-                for c, column in enumerate(columns):
-                    d = column.term(b, group, 0)
-                    term = column.term(b, group, 1) if meaning.shifted else None
-                    if meaning.shifted and units == 2:
-                        term = b.fmul(d, b.sitofp(column.sum(b, group, unit, units), floats))
-                    for r in range(height):
-                        scale = b.fmul(number(scale_rows, r, group, unit), d)
-                        place = totals[r][c]
-                        result = fused(b, b.sitofp(dots[r][c], floats), scale, b.load(place))
-                        if term is not None:
-                            shift = number(shift_rows, r, group, unit)
-                            result = fused(b, term, shift, result)
-                        b.store(result, place)
-        for c in range(len(columns)):
-            first = c * lanes
-            _store(
-                b, [b.load(row[c]) for row in totals], last_row, b.sub(left, _WORD(first)),
-                b.add(out, b.mul(out_stride, _WORD(first))), out_stride,
-            )  # fmt: skip
-        return context.get_dummy_value()
+        widths = tile_widths(variant.columns)
+        taken = cgutils.alloca_once_value(b, _WORD(widths[-1]))
 
-    return types.void(variant, *[types.int64] * 13), emit
+        def choose(among: Sequence[int]) -> None:
+            width, *narrower = among
+            if not narrower:
+                tile(width)
+                return
+            with b.if_else(b.icmp_signed(">=", halves, _WORD(width))) as (fits, else_):
+                with fits:
+                    tile(width)
+                    b.store(_WORD(width), taken)
+                with else_:
+                    choose(narrower)
+
+        choose(widths)
+        return b.load(taken)
+
+    return types.int64(variant, *[types.int64] * 15), emit
+
+
+def tile_widths(most: int) -> list[int]:
+    """Return the widths of tiles in half blocks: whole blocks, and what may be left at the end."""
+    return [width for width in range(most, 0, -1) if width % 2 == 0 or width in (1, 3)]

@@ -13,7 +13,7 @@ from typing import Any
 
 from llvmlite import ir
 
-from larql.kernels.levels import emitter
+from larql.kernels.levels import Portable, emitter
 from larql.kernels.unpack import CODES_IQ4, CODES_MXFP4
 from larql.kernels.vector import shuffled
 
@@ -26,6 +26,7 @@ __all__ = [
     "Integers",
     "Meaning",
     "alike",
+    "dot_pairs",
     "integer_bias",
     "integer_emitter",
 ]
@@ -182,6 +183,12 @@ class Avx2Integers(Integers):
         pairs = call("llvm.x86.avx2.pmadd.ub.sw", words, [weights, x])
         sums = call("llvm.x86.avx2.pmadd.wd", QUADS, [pairs, _fill(words, 1)])
         return self.builder.add(start, sums)
+
+
+def dot_pairs(level: Portable, start: Any, weights: Any, x: Any) -> Any:
+    """Emit start, 8 lanes of int32, + the sums of each two products of 16-bit integers, on AVX2."""
+    sums = level.call("llvm.x86.avx2.pmadd.wd", QUADS, [weights, x])
+    return level.builder.add(start, sums)
 
 
 class Avx512Integers(Integers):

@@ -1,11 +1,12 @@
 """log(sum(exp(x))) of rows of logits, in float64, with the same bits everywhere.
 
 exp comes from the Taylor series on [-ln 2 / 2, ln 2 / 2] (first term left out below 1e-17) times a
-power of two from a table; the logarithm of a row's sum from decimal arithmetic, correctly rounded.
+power of two from a table; the logarithm of a row's sum from whole numbers, correctly rounded.
 """
 
 from __future__ import annotations
 
+import math
 from decimal import Context, Decimal
 from functools import cache
 from typing import Any
@@ -37,6 +38,10 @@ LOG2_E = 1.4426950408889634
 LN2_HIGH, LN2_LOW = 0.6931471803691238, 1.9082149292705877e-10
 _LEAST = -745.0
 _POWERS = 1076
+_PLACES = 160
+_HALF_ROOT = 0.7071067811865476
+# Each step of a series of some 32, twice, and the exponent's 1074 times 1, may be off by one unit.
+_SLACK = 1 << 13
 _E2, _E3, _E4, _E5, _E6, _E7, _E8, _E9, _E10, _E11, _E12, _E13 = (
     1 / 2, 1 / 6, 1 / 24, 1 / 120, 1 / 720, 1 / 5040, 1 / 40320, 1 / 362880, 1 / 3628800,
     1 / 39916800, 1 / 479001600, 1 / 6227020800,
@@ -112,9 +117,35 @@ def powers_of_two() -> npt.NDArray[np.float64]:
 
 def logarithm(values: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
     """Return the natural logarithm of positive numbers [n], correctly rounded; NaN stays NaN."""
-    context = Context(prec=40)
-    logs = [float(context.ln(Decimal(v))) if v == v else v for v in map(float, values)]
-    return np.array(logs, np.float64)
+    return np.array([_ln(v) if v == v else v for v in map(float, values)], np.float64)
+
+
+def _ln(value: float) -> float:
+    """Return ln(value) by 2 atanh((m - 1) / (m + 1)) + e ln 2, in whole multiples of 2^-160.
+
+    It takes a sixth of the time that decimal arithmetic takes, which decides where the sum, with
+    what it may be off by, lies too near the middle of two results.
+    """
+    mantissa, exponent = math.frexp(value)
+    if mantissa < _HALF_ROOT:
+        mantissa, exponent = 2.0 * mantissa, exponent - 1
+    top, bottom = mantissa.as_integer_ratio()
+    z = ((top - bottom) << _PLACES) // (top + bottom)
+    square = z * z >> _PLACES
+    found, odd = 0, 1
+    while z not in (0, -1):  # shifting rounds down
+        found += z // odd
+        z = z * square >> _PLACES
+        odd += 2
+    found = 2 * found + exponent * _ln_2()
+    low, high = (found - _SLACK) / (1 << _PLACES), (found + _SLACK) / (1 << _PLACES)
+    return low if low == high else float(Context(prec=60).ln(Decimal(value)))
+
+
+@cache
+def _ln_2() -> int:
+    """Return ln 2 in multiples of 2^-160."""
+    return int(Context(prec=60).multiply(Context(prec=60).ln(Decimal(2)), Decimal(1 << _PLACES)))
 
 
 def log_sum_exp(x: npt.NDArray[np.float32]) -> npt.NDArray[np.float64]:

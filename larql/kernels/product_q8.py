@@ -22,7 +22,7 @@ from larql.kernels.expand import (
     prepared_room,
     unpack_integers,
 )
-from larql.kernels.integer_panel import integer_panel
+from larql.kernels.integer_panel import integer_panel, weight_bytes, widen, widens
 from larql.kernels.integer_rows import EIGHT, integer_rows
 from larql.kernels.integers import GROUP, INTEGERS, alike, integer_bias
 from larql.kernels.jit import Variant, compiled_address, kernel
@@ -39,11 +39,9 @@ from larql.kernels.parts import (
 from larql.kernels.rounding import QuantizedRows
 from larql.kernels.scales import EIGHT_SPARE
 from larql.kernels.shape import (
-    narrow,
     scale_count,
     step_bytes,
     step_elements,
-    tile_columns,
     tile_rows,
     unit_count,
 )
@@ -51,8 +49,8 @@ from larql.kernels.threads import scratch
 
 __all__ = ["products_q8", "takes_integers"]
 
-# (rows, blocks of vectors) of a register tile.
-_TILE = {"avx512": (4, 3), "avx2": (2, 1), "portable": (2, 1)}
+# (rows, half blocks of vectors) of a register tile.
+_TILE = {"avx512": (4, 6), "avx2": (4, 2), "portable": (2, 4)}
 _PANEL_BYTES = 128 << 10
 _AHEAD_BYTES = 8 << 10
 
@@ -87,7 +85,9 @@ def _unpack(variant: Any, source: int, target: int, columns: int) -> None:
     blocks = columns // step_elements(variant)
     most = PREPARED // numbers
     room = prepared_room(variant)
-    scales = target + columns
+    wide = weight_bytes(variant)
+    place_of_bytes = target + (wide - 1) * columns
+    scales = target + wide * columns
     done = 0
     while done < blocks:
         count = min(most, blocks - done)
@@ -96,9 +96,12 @@ def _unpack(variant: Any, source: int, target: int, columns: int) -> None:
         units = unit_count(variant)
         place = scales + at // 32 * units * 4
         unpack_integers(
-            variant, source + done * size, count, room, target + at, place, place + columns // 4
-        )
+            variant, source + done * size, count, room, place_of_bytes + at, place,
+            place + columns // 4,
+        )  # fmt: skip
         done += count
+    if wide > 1:
+        widen(variant, place_of_bytes, columns // 32, target)
 
 
 @kernel
@@ -110,41 +113,29 @@ def _panel(variant: Any, p: int, task: int, worker: int) -> None:
     count, out, share = load_i64(p + 56), load_i64(p + 64), load_i64(p + 72)
     unpacker, bias = load_i64(p + 80), load_i64(p + 88)
     panel, panel_stride = load_i64(p + 96) + worker * load_i64(p + 104), load_i64(p + 112)
+    quads = load_i64(p + 120)
     first = task * share
     height = min(share, rows - first)
     for row in range(height):
         call_kernel(unpacker, weight + (first + row) * stride, panel + row * panel_stride, columns)
     groups = columns // 32
-    wide = tile_columns(variant)
     column = 0
     while column < count:
         left = count - column
         skip = column * groups
-        width = min(wide, (left + 15) // 16)
+        taken = 0
         for row in range(0, height, tile_rows(variant)):
             w = panel + row * panel_stride
-            scales = w + columns
-            shifts = scales + columns // 4
+            scales = w + columns * weight_bytes(variant)
             o = out + (column * rows + first + row) * 4
-            last = height - 1 - row
             if column == 0:  # what the next task unpacks comes while this one multiplies
                 fetch_lines(weight + (first + share + row) * stride, tile_rows(variant) * stride)
-            if width == wide:
-                integer_panel(
-                    variant, w, panel_stride, last, scales, shifts, groups, bias,
-                    values + skip * 32, terms + skip * 8, sums + skip * 12, left, o, rows * 4,
-                )  # fmt: skip
-            elif width == 2:
-                integer_panel(
-                    narrow(variant, 2), w, panel_stride, last, scales, shifts, groups, bias,
-                    values + skip * 32, terms + skip * 8, sums + skip * 12, left, o, rows * 4,
-                )  # fmt: skip
-            else:
-                integer_panel(
-                    narrow(variant, 1), w, panel_stride, last, scales, shifts, groups, bias,
-                    values + skip * 32, terms + skip * 8, sums + skip * 12, left, o, rows * 4,
-                )  # fmt: skip
-        column += 16 * width
+            taken = integer_panel(
+                variant, (left + 7) // 8, w, panel_stride, height - 1 - row, scales,
+                scales + columns // 4, groups, bias, quads, values + skip * 32, terms + skip * 8,
+                sums + skip * 12, left, o, rows * 4,
+            )  # fmt: skip
+        column += 8 * taken
 
 
 @cache
@@ -185,7 +176,8 @@ def _one_by_one(part: Part, x: QuantizedRows) -> Job:
 
 def _stride(part: Part) -> int:
     """Return the bytes of an unpacked row: a line more, so that rows do not share cache sets."""
-    return rounded_up(part.columns + part.columns // 2, 64) + 64
+    wide = 2 if widens(setup.current().level, part.encoding) else 1
+    return rounded_up(wide * part.columns + part.columns // 2, 64) + 64
 
 
 def _share(part: Part) -> int:
@@ -198,6 +190,7 @@ def _by_panels(part: Part, x: QuantizedRows, place: int, slot: int) -> Job:
         part.address, part.row_bytes, part.rows, part.columns, *_addresses(x), x.count,
         address(part.out), share, _unpacker(part.encoding),
         integer_bias(setup.current().level, part.encoding), place, slot, _stride(part),
+        GROUP // 4,
     )  # fmt: skip
     return Job(_many(part.encoding), -(-part.rows // share), words)
 

@@ -1,7 +1,7 @@
 """Activations rounded to eight bits, in the layouts that the integer products read.
 
 Vectors lie in blocks of W: 1 where rows are the lanes of a product, else
-`larql.kernels.integer_panel.WIDTH`. Per block and per group of 32 elements there are the values
+`larql.kernels.lane_columns.WIDTH`. Per block and per group of 32 elements there are the values
 [8, W, 4], float32 terms [2, W] (d, and d times the sum of the group) and int32 sums [3, W] (of both
 halves and of the group). Lanes past the last vector are zero.
 """
@@ -19,10 +19,10 @@ from llvmlite import ir
 
 from larql.kernels import setup
 from larql.kernels.check import address, float_matrix
-from larql.kernels.integer_panel import WIDTH
 from larql.kernels.integer_rows import SUMS, TERMS
 from larql.kernels.integers import GROUP
 from larql.kernels.jit import Variant, compiled_address, instruction, kernel, types
+from larql.kernels.lane_columns import WIDTH
 from larql.kernels.memory import load, load_i64, offset, store_f32, store_i32, write
 from larql.kernels.threads import launch
 from larql.kernels.vector import (

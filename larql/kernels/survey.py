@@ -21,7 +21,7 @@ import numpy.typing as npt
 
 from larql.kernels import setup
 from larql.kernels.check import address, float_matrix
-from larql.kernels.exponentials import exponential_sum
+from larql.kernels.exponentials import exponential_sum, falling_series
 from larql.kernels.jit import Variant, compiled_address, device, kernel
 from larql.kernels.likelihood import exp_double, powers_of_two
 from larql.kernels.memory import (
@@ -33,8 +33,9 @@ from larql.kernels.memory import (
     store_f64,
     store_i64,
 )
+from larql.kernels.scan import any_lane, count_lanes
 from larql.kernels.threads import launch
-from larql.kernels.vector import lane_maximum, lane_sum, splat
+from larql.kernels.vector import lane_maximum, lane_sum, select, splat
 
 __all__ = ["Survey", "survey"]
 
@@ -49,9 +50,10 @@ class Survey:
         The largest logit M, and the sum of exp(x - M).
     broken : int64 [T]
         Columns in which stood no finite number; other results of such a row mean nothing.
-    top_columns : int64 [T, k]
-        Columns of the largest logits, larger first, of equals the smaller column; -1 behind them.
-    top_logits : float32 [T, k]
+    heap_columns : int64 [T, k]
+        Columns of the largest logits, a heap whose root comes last; -1 where there is none.
+    heap_logits : float32 [T, k + 1]
+        Those logits, and one number that means nothing.
     columns : int64 [m]
         The marked columns.
     marks : float32 [T, m]
@@ -63,8 +65,8 @@ class Survey:
     largest: npt.NDArray[np.float64]
     total: npt.NDArray[np.float64]
     broken: npt.NDArray[np.int64]
-    top_columns: npt.NDArray[np.int64]
-    top_logits: npt.NDArray[np.float32]
+    heap_columns: npt.NDArray[np.int64]
+    heap_logits: npt.NDArray[np.float32]
     columns: npt.NDArray[np.int64]
     marks: npt.NDArray[np.float32]
     before: npt.NDArray[np.int64]
@@ -90,21 +92,47 @@ class Survey:
             np.zeros(rows),
             np.zeros(rows, np.int64),
             np.full((rows, top), -1, np.int64),
-            np.full((rows, top), -np.inf, np.float32),
+            np.full((rows, top + 1), -np.inf, np.float32),
             np.ascontiguousarray(columns, np.int64),
             np.ascontiguousarray(marks, np.float32),
             np.zeros(marks.shape, np.int64),
         )
 
+    def top(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float32]]:
+        """Return the largest logits' columns, int64 [T, k], and the logits, float32 [T, k].
+
+        Larger ones come first, of equals the smaller column; behind the last there are -1 and -inf.
+        """
+        logits = self.heap_logits[:, :-1]
+        order = np.lexsort((self.heap_columns, -logits), axis=1)
+        return (
+            np.take_along_axis(self.heap_columns, order, 1),
+            np.take_along_axis(logits, order, 1),
+        )
+
 
 @device
-def _insert(value: Any, column: int, logits: int, columns: int, count: int) -> None:
-    """Put a logit among `count` descending ones, of which the last drops out."""
-    at = count - 1
-    while at > 0 and load_f32(logits + (at - 1) * 4) < value:
-        store_f32(logits + at * 4, load_f32(logits + (at - 1) * 4))
-        store_i64(columns + at * 8, load_i64(columns + (at - 1) * 8))
-        at -= 1
+def _keep(value: Any, column: int, logits: int, columns: int, count: int) -> None:
+    """Put a logit in the place of the last of a heap, and what is last now at its root."""
+    at = 0
+    child = 1
+    while child < count:
+        least, other = load_f32(logits + child * 4), load_f32(logits + (child + 1) * 4)
+        if child + 1 < count and (
+            other < least
+            or (
+                other == least
+                and load_i64(columns + (child + 1) * 8) > load_i64(columns + child * 8)
+            )
+        ):
+            child += 1
+            least = other
+        if not least < value:  # of equals the new one comes last: its column is the largest
+            break
+        store_f32(logits + at * 4, least)
+        store_i64(columns + at * 8, load_i64(columns + child * 8))
+        at = child
+        child = 2 * at + 1
     store_f32(logits + at * 4, value)
     store_i64(columns + at * 8, column)
 
@@ -113,8 +141,8 @@ def _insert(value: Any, column: int, logits: int, columns: int, count: int) -> N
 def _take(row: int, first: int, end: int, base: int, logits: int, columns: int, count: int) -> None:
     for i in range(first, end):
         value = load_f32(row + i * 4)
-        if value > load_f32(logits + (count - 1) * 4):
-            _insert(value, base + i, logits, columns, count)
+        if value > load_f32(logits):
+            _keep(value, base + i, logits, columns, count)
 
 
 @device
@@ -129,16 +157,18 @@ def _broken(row: int, first: int, end: int) -> int:
 
 @device
 def _count(row: int, first: int, end: int, mark: Any, equal: bool) -> int:
-    found = 0
-    if equal:
-        for i in range(first, end):
-            if load_f32(row + i * 4) >= mark:
-                found += 1
-    else:
-        for i in range(first, end):
-            if load_f32(row + i * 4) > mark:
-                found += 1
+    whole = (end - first) // 16
+    found: int = count_lanes(row + first * 4, whole, mark, equal)
+    for i in range(first + whole * 16, end):
+        value = load_f32(row + i * 4)
+        if value > mark or (equal and value == mark):
+            found += 1
     return found
+
+
+@device
+def _larger(a: Any, b: Any) -> Any:
+    return select(a > b, a, b)
 
 
 @kernel
@@ -148,23 +178,34 @@ def _row(variant: Any, p: int, task: int, worker: int) -> None:
     sums, broken = load_i64(p + 24) + task * 8, load_i64(p + 32) + task * 8
     largest = load_i64(p + 40) + task * 8
     kept, marked = load_i64(p + 48), load_i64(p + 56)
-    logits, columns = load_i64(p + 64) + task * kept * 4, load_i64(p + 72) + task * kept * 8
+    logits, columns = load_i64(p + 64) + task * (kept + 1) * 4, load_i64(p + 72) + task * kept * 8
     places, powers = load_i64(p + 80), load_i64(p + 104)
     marks, before = load_i64(p + 88) + task * marked * 4, load_i64(p + 96) + task * marked * 8
-    whole = width // 16 * 16
+    whole, steps = width // 16 * 16, width // 64 * 64
     poison = splat(np.float32(0))
-    for at in range(0, whole, 16):
-        lanes = load(row + at * 4)
-        poison = poison + (lanes - lanes)
-        if lane_maximum(lanes) > load_f32(logits + (kept - 1) * 4):
-            _take(row, at, at + 16, base, logits, columns, kept)
-    _take(row, whole, width, base, logits, columns, kept)
+    highest = splat(np.float32(-np.inf))
+    for at in range(0, steps, 64):
+        one, two = load(row + at * 4), load(row + at * 4 + 64)
+        three, four = load(row + at * 4 + 128), load(row + at * 4 + 192)
+        poison = poison + (((one - one) + (two - two)) + ((three - three) + (four - four)))
+        most_here = _larger(_larger(one, two), _larger(three, four))
+        if any_lane(most_here > splat(load_f32(logits))):
+            _take(row, at, at + 64, base, logits, columns, kept)
+        highest = _larger(most_here, highest)
+    for at in range(steps, whole, 16):
+        one = load(row + at * 4)
+        poison = poison + (one - one)
+        highest = _larger(one, highest)
+    _take(row, steps, width, base, logits, columns, kept)
     checked = 0 if lane_sum(poison) != np.float32(0) else whole
     store_i64(broken, load_i64(broken) + _broken(row, checked, width))
     if load_i64(broken) > 0:
         return
-    most, old = np.float64(load_f32(logits)), load_f64(largest)
-    total = exponential_sum(row, whole // 16, most)
+    old = load_f64(largest)
+    most = max(old, np.float64(lane_maximum(highest)))
+    for i in range(whole, width):
+        most = max(most, np.float64(load_f32(row + i * 4)))
+    total = exponential_sum(row, whole // 16, most, load_i64(p + 112), load_i64(p + 120))
     for i in range(whole, width):
         total += exp_double(np.float64(load_f32(row + i * 4)) - most, powers)
     if old < most:
@@ -207,16 +248,17 @@ def survey(x: npt.NDArray[np.float32], first: int, found: Survey) -> None:
     rows = len(found.largest)
     if x.ndim != 2 or x.shape[0] != rows or x.shape[1] < 1:
         raise ValueError(f"x must be {rows} rows of at least one column, found shape {x.shape}")
-    top, marked = found.top_logits.shape[1], len(found.columns)
+    top, marked = found.heap_columns.shape[1], len(found.columns)
     place = float_matrix(x, x.shape, "x")
     arrays: tuple[npt.NDArray[Any], ...] = (
-        found.top_logits, found.top_columns, found.columns, found.marks, found.before,
-        powers_of_two(),
+        found.heap_logits, found.heap_columns, found.columns, found.marks, found.before,
+        powers_of_two(), falling_series(),
     )  # fmt: skip
     parameters = np.array(
         [
             place, x.shape[1], first, address(found.total), address(found.broken),
             address(found.largest), top, marked, *[address(array) for array in arrays],
+            len(falling_series()),
         ],
         np.int64,
     )  # fmt: skip

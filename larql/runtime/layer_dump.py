@@ -269,8 +269,10 @@ def _check_identity(directory: Path, identity: dict[str, object]) -> None:
 def _read_plane(path: Path) -> Plane:
     try:
         return np.asarray(np.load(path, allow_pickle=False), dtype=np.float32)
-    except (OSError, ValueError) as error:
-        raise UsageError(f"{path}: cannot resume from it: {error}; remove it") from None
+    except (OSError, ValueError, EOFError):
+        raise UsageError(
+            f"{path}: cannot resume from it: it is no .npy file of numbers; remove it"
+        ) from None
 
 
 def _read_json(path: Path) -> dict[str, object]:

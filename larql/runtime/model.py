@@ -18,6 +18,7 @@ from larql.runtime.observe.lens import Lens, lens_layers
 from larql.runtime.observe.record import create_record
 from larql.runtime.observe.run import Observed, observe
 from larql.runtime.observe.view import LensView, RunView, view_of
+from larql.runtime.plan import check_tokens
 from larql.runtime.planes import Planes, read_planes
 from larql.runtime.run import Run, RunOptions, open_run
 from larql.runtime.session import Session
@@ -290,7 +291,13 @@ class Model:
 
     def _ids(self, tokens: Sequence[int] | str) -> list[int]:
         if isinstance(tokens, str):
-            return self.tokenize(tokens)
+            ids = self.tokenize(tokens)
+            if not ids:
+                raise UsageError(
+                    "tokens: the text is empty and the model has no beginning token; give some text"
+                )
+            return ids
+        check_tokens(tokens, self.vocab_size, "tokens")
         return [int(token) for token in tokens]
 
     def _lens(
@@ -300,7 +307,10 @@ class Model:
         text = layers if isinstance(layers, str) else ",".join(map(str, layers))
         chosen = lens_layers(text, prepared.plan)
         if not chosen:
-            raise UsageError("a lens reads at least one layer")
+            raise UsageError("layers: a lens reads at least one layer")
+        check_tokens(declared, self.vocab_size, "declared")
+        if top_k < 1:
+            raise UsageError(f"top_k {top_k}: expected at least 1")
         return Lens(prepared, chosen, attention=attention, tokens=declared, top=top_k)
 
     def _tokenizer_if_any(self) -> TextTokenizer | None:

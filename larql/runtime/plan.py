@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from numbers import Integral
 from typing import Literal
 
 from larql.errors import UnsupportedRefusal, UsageError
@@ -174,16 +175,30 @@ def _refuse_dependent(component: Component, wanted: LayerRange) -> None:
                 )
 
 
-def check_tokens(tokens: Sequence[int], vocab: int) -> None:
-    """Refuse token ids outside a vocabulary.
+def check_tokens(tokens: Sequence[int], vocab: int, name: str | None = None) -> None:
+    """Refuse what is no token id, and ids outside a vocabulary.
+
+    Parameters
+    ----------
+    tokens : sequence of int
+        Integers of Python or NumPy; 1.0 and True are none.
+    vocab : int
+    name : str or None
+        The option or argument that they were given for; it begins the message.
 
     Raises
     ------
     UsageError
         Naming the first bad position.
     """
+    where = "" if name is None else f"{name}: "
     for position, token in enumerate(tokens):
+        if isinstance(token, bool) or not isinstance(token, Integral):
+            raise UsageError(
+                f"{where}token {token!r:.40} at position {position} is no integer; token ids are "
+                f"whole numbers"
+            )
         if not 0 <= token < vocab:
             raise UsageError(
-                f"token {token} at position {position} is outside the vocabulary of {vocab}"
+                f"{where}token {token} at position {position} is outside the vocabulary of {vocab}"
             )

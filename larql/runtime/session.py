@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
+from threading import Lock
 
 import numpy as np
 import numpy.typing as npt
@@ -24,6 +26,10 @@ __all__ = ["Session"]
 
 class Session:
     """Advances positions; a step completes, or leaves the state as it was.
+
+    A session is one stream. What changes or copies its state is refused while another call does,
+    from another Python thread or from an observer; sessions of one model may step in threads of
+    their own.
 
     Parameters
     ----------
@@ -50,15 +56,16 @@ class Session:
         observer: SessionObserver | None = None,
     ) -> None:
         if context < 1:
-            raise UsageError(f"--context {context}: expected at least 1 position")
+            raise UsageError(f"context {context}: expected at least 1 position")
         if chunk is not None and chunk < 1:
-            raise UsageError(f"--chunk {chunk}: expected at least 1 position")
+            raise UsageError(f"chunk {chunk}: expected at least 1 position")
         self.prepared = prepared
         self.plan = prepared.plan.settled(context)
         self.context = context
         self.chunk = min(chunk or prepared.backend.default_chunk, context)
         self._backend = prepared.backend
         self._observer = observer
+        self._busy = Lock()
         self._single: Taps | None = None
         self._several: Taps | None = None
         self._one_token: TokenInputs | None = None
@@ -123,13 +130,15 @@ class Session:
 
     def snapshot(self) -> StateSnapshot:
         """Copy the state."""
-        return self.state.snapshot()
+        with self._alone("a snapshot"):
+            return self.state.snapshot()
 
     def restore(self, snapshot: StateSnapshot) -> None:
         """Return to a snapshot, as if nothing had happened since."""
-        self.state.restore(snapshot)
-        if self._observer is not None:
-            self._observer.restored(snapshot)
+        with self._alone("a restore"):
+            self.state.restore(snapshot)
+            if self._observer is not None:
+                self._observer.restored(snapshot)
 
     def can_truncate(self, length: int) -> bool:
         """Return whether :meth:`truncate` to ``length`` positions would succeed."""
@@ -137,9 +146,23 @@ class Session:
 
     def truncate(self, length: int) -> None:
         """Forget all positions from ``length`` on."""
-        self.state.truncate(length)
-        if self._observer is not None:
-            self._observer.truncated(length)
+        with self._alone("a truncation"):
+            self.state.truncate(length)
+            if self._observer is not None:
+                self._observer.truncated(length)
+
+    @contextmanager
+    def _alone(self, what: str) -> Iterator[None]:
+        """Refuse what two calls would do to one state at once."""
+        if not self._busy.acquire(blocking=False):
+            raise UsageError(
+                f"the session is in the middle of another call, so {what} is refused; give each "
+                f"thread a session of its own"
+            )
+        try:
+            yield
+        finally:
+            self._busy.release()
 
     def _advance(
         self,
@@ -149,10 +172,19 @@ class Session:
     ) -> Carrier:
         if count == 0:
             raise UsageError("no tokens given; a step advances at least one position")
+        with self._alone("a step"):
+            return self._advance_alone(count, rows, tokens)
+
+    def _advance_alone(
+        self,
+        count: int,
+        rows: Callable[[int, int], Carrier],
+        tokens: npt.NDArray[np.int64] | None,
+    ) -> Carrier:
         if self.position + count > self.context:
             raise UsageError(
                 f"{self.position + count} positions do not fit a context of {self.context}; give "
-                f"a larger --context"
+                f"a larger context"
             )
         entry = self.state.mark(several=count > self.chunk)
         began = self.position

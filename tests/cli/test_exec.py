@@ -76,7 +76,10 @@ def test_every_form_of_input(
         (["--tokens", "1,x"], "entry 1 is 'x'"),
         (["--tokens", "1.5"], "entry 0 is '1.5'"),
         (["--tokens", "²"], "entry 0 is '²'"),
-        (["--tokens", "1,256"], "token 256 at position 1 is outside the vocabulary of 256"),
+        (
+            ["--tokens", "1,256"],
+            "--tokens: token 256 at position 1 is outside",
+        ),
         (["--tokens", "9" * 30], "whole numbers"),
         (["--tokens-file", "{tmp}/no"], "--tokens-file {tmp}/no: cannot be read: No such file"),
         (["--tokens-file", "{tmp}"], "cannot be read: Is a directory"),

@@ -147,7 +147,12 @@ def test_a_lens_on_broken_logits_warns(llama: Path, tmp_path: Path, cli: Run) ->
         (["--lens-layers", "first"], "names no layers"),
         (["--lens-layers", "9"], "layer 9 is not executed"),
         (["--lens-layers", "none", "--lens-attention"], "arms no lens"),
-        (["--lens-tokens", "256"], "token 256 at position 0"),
+        (["--lens-tokens", "256"], "--lens-tokens: token 256 at position 0"),
+        (["--run-id", ""], "--run-id: is empty"),
+        (["--capture", "01.ffn@0", "--capture-out", "x"], "'01.ffn' is no site"),
+        (["--capture", "1.ffn@00", "--capture-out", "x"], "'00' names no positions"),
+        (["--lens-layers", "01"], "--lens-layers: '01' names no layers"),
+        (["--record", "x", "--capture", "1.ffn@0", "--capture-out", "x"], "have the same path"),
         (["--lens-tokens", "x"], "--lens-tokens: entry 0"),
         (["--intervene", "absent.json"], "absent.json: no such file"),
         (["--basis-dims", "100000000"], "expected at most the carrier's width"),
@@ -186,6 +191,31 @@ def test_a_record_is_not_replaced_without_force(llama: Path, tmp_path: Path, cli
     assert record.read_bytes() == before
     cli("observe", llama, "--tokens", "9", "--record", record, "--force").ok()
     assert record.read_bytes() != before
+
+
+def test_captures_are_not_replaced_without_force(llama: Path, tmp_path: Path, cli: Run) -> None:
+    kept = tmp_path / "c.safetensors"
+    command = ("observe", llama, *TOKENS, "--capture-out", kept, "--capture")
+    cli(*command, "1.ffn@0").ok()
+    before = kept.read_bytes()
+    answer = cli(*command, "1.ffn@1", "--record", tmp_path / "r.jsonl")
+    assert answer.status == 2 and "exists; give --force" in answer.problem
+    assert kept.read_bytes() == before and not (tmp_path / "r.jsonl").exists()
+    cli(*command, "1.ffn@1", "--force").ok()
+    assert kept.read_bytes() != before
+
+
+@pytest.mark.parametrize("pickled", [False, True])
+def test_what_is_no_basis_is_told_in_our_words(
+    pickled: bool, llama: Path, tmp_path: Path, cli: Run
+) -> None:
+    path = tmp_path / "basis.npy"
+    path.write_bytes(b"no numbers")
+    if pickled:
+        np.save(path, np.array([{}], object), allow_pickle=True)
+    answer = cli("observe", llama, *TOKENS, "--basis-rows", path)
+    assert answer.status == 2 and "expected a float32 matrix [dims, 64]" in answer.problem
+    assert "pickle" not in answer.problem
 
 
 def test_a_changed_record_is_status_1(llama: Path, tmp_path: Path, cli: Run) -> None:

@@ -114,7 +114,7 @@ def digests(few: bool) -> dict[str, str]:
     seen = survey.Survey.begin(np.array([3, 200]), logits[:, [3, 200]], 5)
     for first in range(0, 203, 100):
         survey.survey(np.ascontiguousarray(logits[:, first : first + 100]), first, seen)
-    found |= {"survey": seen.total, "ranks": seen.before, "top": seen.top_columns}
+    found |= {"survey": seen.total, "ranks": seen.before, "top": seen.top()[0]}
     return hashes(found)
 
 

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import math
+from decimal import Context, Decimal
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as npst
 
-from larql.kernels.likelihood import log_sum_exp
+from larql.kernels import likelihood
+from larql.kernels.likelihood import log_sum_exp, logarithm
 from larql.kernels.threads import set_threads, threads
 
 
@@ -68,3 +70,22 @@ def test_shapes_that_do_not_fit() -> None:
     for wrong in (np.zeros(3, np.float32), np.zeros((2, 0), np.float32), np.zeros((2, 2))):
         with pytest.raises(ValueError):
             log_sum_exp(wrong)
+
+
+@given(st.floats(min_value=5e-324, allow_infinity=False))
+@example(1.0)
+@example(5e-324)
+@example(1.0 + 2.0**-52)
+@example(1.7976931348623157e308)
+def test_logarithms_are_correctly_rounded(value: float) -> None:
+    assert logarithm(np.array([value]))[0] == float(Context(prec=60).ln(Decimal(value)))
+
+
+def test_a_logarithm_too_near_the_middle_is_decided_by_decimal_arithmetic(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # With so much slack every result is too near.
+    monkeypatch.setattr(likelihood, "_SLACK", 1 << 150)
+    for value in (1.5, 7.25, 1e300):
+        expected = float(Context(prec=60).ln(Decimal(value)))
+        assert logarithm(np.array([value]))[0] == expected

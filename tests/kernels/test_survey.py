@@ -44,24 +44,38 @@ def test_it_is_what_sorting_finds(rows: Rows, top: int, block: int, data: st.Dat
     found = surveyed(rows, columns, top, block)
     assert not found.broken.any()
     sums = found.largest + logarithm(found.total)
+    top_columns, top_logits = found.top()
     for t, row in enumerate(rows):
         expected = survey_row(row, columns, top)
         kept = len(expected.top)
-        assert found.top_columns[t, :kept].tolist() == [column for column, _ in expected.top]
-        assert found.top_logits[t, :kept].tolist() == [logit for _, logit in expected.top]
-        assert (found.top_columns[t, kept:] == -1).all()
+        assert top_columns[t, :kept].tolist() == [column for column, _ in expected.top]
+        assert top_logits[t, :kept].tolist() == [logit for _, logit in expected.top]
+        assert (top_columns[t, kept:] == -1).all()
         assert found.before[t].tolist() == expected.before
         assert math.isclose(sums[t], expected.log_sum_exp, rel_tol=1e-15, abs_tol=1e-13)
 
 
+@pytest.mark.parametrize("top", [64, 300, 1000])
+def test_many_of_the_largest_are_kept_in_order(top: int) -> None:
+    """Rows of wide steps and what is left of them, with equals that straddle blocks."""
+    rows = np.random.default_rng(5).integers(-40, 40, (2, 1000)).astype(np.float32)
+    found = surveyed(rows, [0, 63, 64, 999], top, 300)
+    columns, logits = found.top()
+    for t, row in enumerate(rows):
+        expected = survey_row(row, [0, 63, 64, 999], top)
+        assert columns[t].tolist() == [column for column, _ in expected.top]
+        assert logits[t].tolist() == [logit for _, logit in expected.top]
+        assert found.before[t].tolist() == expected.before
+
+
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
-@pytest.mark.parametrize("at", [0, 15, 16, 36])
+@pytest.mark.parametrize("at", [0, 15, 16, 36, 70, 146])
 def test_what_is_no_number_is_counted_and_stays_in_its_row(bad: float, at: int) -> None:
-    rows = np.random.default_rng(1).normal(size=(3, 37)).astype(np.float32)
+    rows = np.random.default_rng(1).normal(size=(3, 147)).astype(np.float32)
     rows[1, at] = bad
-    found = surveyed(rows, [3], 4, 20)
+    found = surveyed(rows, [3], 4, 130)
     assert found.broken.tolist() == [0, 1, 0]
-    alone = surveyed(rows[2:], [3], 4, 20)
+    alone = surveyed(rows[2:], [3], 4, 130)
     assert found.total[2] == alone.total[0]
     assert found.before[2, 0] == alone.before[0, 0]
 

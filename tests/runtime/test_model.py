@@ -5,7 +5,9 @@ from __future__ import annotations
 import inspect
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -35,6 +37,51 @@ def test_sessions_step_and_give_carriers_and_logits(model: Model) -> None:
     assert carrier.shape == (5, model.hidden_size) and carrier.dtype == np.float32
     assert_same_bits(session.logits(carrier), plain[:5])
     assert_same_bits(session.step(TOKENS[5:7]), plain[6])
+
+
+@pytest.mark.parametrize("wrong", [[1.9], [1, True], ["1"], np.ones(2), np.ones(2, bool), [-1]])
+def test_what_is_no_token_id_is_refused_and_not_rounded(wrong: Any, model: Model) -> None:
+    for take in (model.lens, model.observe, model.dump, model.session(4).step):
+        with pytest.raises(UsageError, match=r"token .* at position [01] is"):
+            take(wrong)
+    with pytest.raises(UsageError, match="declared: token"):
+        model.lens(TOKENS, declared=wrong)
+
+
+def test_integers_of_numpy_are_token_ids(model: Model) -> None:
+    ids = np.array(TOKENS, np.uint16)
+    seen = model.observe(ids)
+    assert seen.tokens.tolist() == list(TOKENS)
+    assert seen.receipt == model.observe(TOKENS).receipt
+
+
+def test_arguments_are_named_as_they_are_written(model: Model) -> None:
+    for call, name in (
+        (lambda: model.lens([]), "tokens: expected at least one"),
+        (lambda: model.lens(TOKENS, layers="01"), "layers: '01'"),
+        (lambda: model.lens(TOKENS, top_k=0), "top_k 0"),
+        (lambda: model.session(0), "context 0"),
+        (lambda: model.observe(TOKENS, run_id=""), "the run id is empty"),
+    ):
+        with pytest.raises(UsageError, match=f"^{name}") as refused:
+            call()
+        assert "--" not in str(refused.value)
+
+
+def test_two_calls_into_one_session_are_refused_by_name(model: Model) -> None:
+    session = model.session(8)
+    session.step(TOKENS[:2])
+    snapshot = session.snapshot()
+    calls = (
+        lambda: session.step(TOKENS[:1]), session.snapshot, lambda: session.restore(snapshot),
+        lambda: session.truncate(1),
+    )  # fmt: skip
+    with session._alone("a step"):
+        for call in calls:
+            with ThreadPoolExecutor(1) as other, pytest.raises(UsageError, match="in the middle"):
+                other.submit(call).result()
+    assert session.position == 2
+    session.step(TOKENS[2:3])
 
 
 def test_a_lens_is_arrays(model: Model) -> None:

@@ -190,8 +190,18 @@ def _lines(record: bytes) -> list[bytes]:
 def _forged(lines: list[bytes]) -> bytes:
     """Give changed lines a receipt that vouches for them."""
     log = b"".join(lines[:-1])
-    receipt = json.loads(lines[-1]) | {"sha256": hashlib.sha256(log).hexdigest()}
-    return log + encode_line(receipt)
+    return log + _sealed(json.loads(lines[-1]) | {"sha256": hashlib.sha256(log).hexdigest()})
+
+
+def _sealed(receipt: dict[str, Any]) -> bytes:
+    """A receipt's line that vouches for itself."""
+    fields = {name: value for name, value in receipt.items() if name != "receipt_sha256"}
+    own = hashlib.sha256(encode_line(fields)[:-1]).hexdigest()
+    return encode_line({**fields, "receipt_sha256": own})
+
+
+def _with(line: bytes, **fields: Any) -> bytes:
+    return _sealed(json.loads(line) | fields)
 
 
 @pytest.mark.parametrize(
@@ -210,7 +220,8 @@ def _forged(lines: list[bytes]) -> bytes:
         (lambda v: [v[0], v[1].replace(b":[", b": [", 1), *v[2:]], "do not give its bytes again"),
         (lambda v: [v[0], b'{"kind":"position","seq":NaN}\n', *v[1:]], "is not JSON"),
         (lambda v: [v[0], v[1].replace(b'"delta":[', b'"delta":[1e999,'), *v[2:]], "is not JSON"),
-        (lambda v: [*v[:-1], v[-1].replace(b'e":true', b'e":false')], "ended before"),
+        (lambda v: [*v[:-1], _with(v[-1], complete=False)], "ended before"),
+        (lambda v: [*v[:-1], _with(v[-1], fired=[7])], "interventions fired [7] times"),
         (lambda v: [*v[:-1], v[-1].replace(b'"events"', b'"event"')], "is a receipt, but not"),
     ],
 )  # fmt: skip
@@ -224,13 +235,42 @@ def test_what_is_wrong_is_named(change: Any, problem: str, record: bytes, tmp_pa
 
 
 @pytest.mark.parametrize(
+    "change",
+    [
+        lambda receipt: receipt["environment"].update(numba="9.9.9"),
+        lambda receipt: receipt["readers"]["lens"].update(head_passes=1000),
+        lambda receipt: receipt.update(fired=[9]),
+        lambda receipt: receipt.update(complete=False),
+        lambda receipt: receipt.update(receipt_sha256="0" * 64),
+    ],
+)
+def test_a_changed_receipt_is_noticed(change: Any, record: bytes, tmp_path: Path) -> None:
+    *log, last = _lines(record)
+    receipt = json.loads(last)
+    change(receipt)
+    reader, _ = read(tmp_path / "r.jsonl", b"".join(log) + encode_line(receipt))
+    assert reader.problems[0].startswith("the receipt was changed")
+    with pytest.raises(CheckFailed, match="receipt was changed"):
+        reader.require_unchanged()
+
+
+def test_a_receipt_in_other_bytes_is_noticed(record: bytes, tmp_path: Path) -> None:
+    *log, last = _lines(record)
+    spaced = last.replace(b'"complete":', b'"complete": ')
+    twice = last.replace(b'{"kind"', b'{"fired":[3],"kind"')
+    for line in (spaced, twice):
+        reader, _ = read(tmp_path / "r.jsonl", b"".join(log) + line)
+        assert reader.problems[0].startswith("the receipt was changed")
+
+
+@pytest.mark.parametrize(
     ("data", "problem"),
     [
         (b"", "is not JSON"),
         (b"\x7fELF", "is not JSON"),
         (b"[1]\n", "not a JSON object"),
         (b'{"kind":"header","schema":"other"}\n', "no header of larql.run-record"),
-        (b'{"kind":"header","schema":"larql.run-record","version":2}\n', "reads version 1"),
+        (b'{"kind":"header","schema":"larql.run-record","version":1}\n', "reads version 2"),
     ],
 )
 def test_other_files_are_no_records(data: bytes, problem: str, tmp_path: Path) -> None:

@@ -70,8 +70,13 @@ def load_basis(path: Path, hidden: int) -> Basis:
     """
     try:
         rows = np.load(path, allow_pickle=False)
-    except (OSError, ValueError, EOFError) as error:
-        raise UsageError(f"{path}: cannot be read as a .npy file: {error}") from None
+    except OSError as error:
+        raise UsageError(f"{path}: cannot be read as a .npy file: {error.strerror}") from None
+    except (ValueError, EOFError):
+        raise UsageError(
+            f"{path}: cannot be read as a .npy file; expected a float32 matrix [dims, {hidden}] as "
+            f"numpy.save writes it"
+        ) from None
     if not isinstance(rows, np.ndarray) or rows.dtype != np.float32 or rows.ndim != 2:
         raise UsageError(f"{path}: expected a float32 matrix [dims, {hidden}]")
     if rows.shape[0] < 1 or rows.shape[1] != hidden:

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from larql.errors import UsageError
-from larql.format.atomic import write_file
+from larql.format.atomic import check_output_file, write_file
 from larql.runtime.observe.sites import WriteSite, parse_positions, parse_site
 
 __all__ = ["CaptureRequest", "parse_captures", "read_capture", "write_captures"]
@@ -46,7 +46,11 @@ def parse_captures(text: str) -> tuple[CaptureRequest, ...]:
 
 
 def write_captures(
-    path: Path, vectors: Mapping[str, Float64], provenance: Mapping[str, object]
+    path: Path,
+    vectors: Mapping[str, Float64],
+    provenance: Mapping[str, object],
+    *,
+    force: bool = False,
 ) -> None:
     """Write vectors, float64 ``[hidden]``, as a safetensors file.
 
@@ -57,12 +61,15 @@ def write_captures(
         By name: ``12.ffn@4/carrier``, ``12.ffn@4/write``.
     provenance : mapping
         What run they are from, as JSON.
+    force : bool
+        Replace an existing file.
 
     Raises
     ------
     OutputError
-        If the file cannot be written; none is left behind.
+        If the file exists without ``force`` or cannot be written; none is left behind.
     """
+    check_output_file(path, force=force)
     from safetensors.numpy import save
 
     metadata = {"larql": json.dumps(provenance, sort_keys=True, ensure_ascii=False)}

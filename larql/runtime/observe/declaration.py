@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from larql.errors import UsageError
 from larql.runtime.observe.basis import Basis
 from larql.runtime.observe.capture import CaptureRequest
 from larql.runtime.observe.interventions import Intervention, interventions_sha256
@@ -72,11 +73,18 @@ def header_of(
     of two lists of rotary frequencies is used, that is, as ``rope_list``.
     ``provenance_fingerprint`` is the sha256 of the identity as JSON with sorted keys and no spaces;
     the run id is its beginning unless one is given.
+
+    Raises
+    ------
+    UsageError
+        If the run id is empty.
     """
+    if run_id == "":
+        raise UsageError("the run id is empty; give a name, or none")
     identity = _identity(run, extent, declaration, context)
     identity_hash = fingerprint(identity)
     return {
-        "run_id": run_id or identity_hash[:16],
+        "run_id": identity_hash[:16] if run_id is None else run_id,
         "provenance_fingerprint": identity_hash,
         "identity": identity,
         "sites": [[site.layer, site.site] for site in write_sites(run.prepared.plan)],

@@ -21,7 +21,7 @@ from larql.runtime.readout import HeadReadout
 __all__ = ["Lens", "lens_layers"]
 
 
-def lens_layers(text: str, plan: Plan) -> tuple[int, ...]:
+def lens_layers(text: str, plan: Plan, name: str = "layers") -> tuple[int, ...]:
     """Return the layers that ``all``, ``none``, ``every:K`` or a list like ``0,5,11`` names.
 
     ``every:K`` is every K-th executed layer, counted so that the last one is among them.
@@ -29,7 +29,8 @@ def lens_layers(text: str, plan: Plan) -> tuple[int, ...]:
     Raises
     ------
     UsageError
-        If it is none of these, or names a layer that is not executed.
+        If it is none of these, or names a layer that is not executed; ``name``, the option or
+        argument, begins the message.
     """
     executed = plan.executed_layers
     if text in ("all", "none"):
@@ -40,20 +41,19 @@ def lens_layers(text: str, plan: Plan) -> tuple[int, ...]:
     wanted = text.split(",")
     if not all(map(_is_count, wanted)):
         raise UsageError(
-            f"--lens-layers: {text!r} names no layers; write all, none, every:K, or a list like "
-            f"0,5,11"
+            f"{name}: {text!r:.60} names no layers; write all, none, every:K, or a list like 0,5,11"
         )
     missing = [layer for layer in map(int, wanted) if layer not in executed]
     if missing:
         raise UsageError(
-            f"--lens-layers: layer {missing[0]} is not executed; the run has layers {executed[0]} "
+            f"{name}: layer {missing[0]} is not executed; the run has layers {executed[0]} "
             f"to {executed[-1]}"
         )
     return tuple(sorted(set(map(int, wanted))))
 
 
 def _is_count(text: str) -> bool:
-    return text.isascii() and text.isdigit() and len(text) <= 6
+    return text.isascii() and text.isdigit() and len(text) <= 6 and text == str(int(text))
 
 
 class Lens:
@@ -90,14 +90,14 @@ class Lens:
         top: int = 5,
     ) -> None:
         plan = prepared.plan
-        check_tokens(tokens, plan.component.vocab_size)
+        check_tokens(tokens, plan.component.vocab_size, "tokens")
         if top < 1:
-            raise UsageError(f"--lens-top-k {top}: expected at least 1")
+            raise UsageError(f"top {top}: expected at least 1")
         if not plan.has_head:
             raise UsageError("a layer range ends with hidden states; a lens needs a head")
         self.layers = tuple(layers)
         self.attention = attention
-        self.tokens = tuple(tokens)
+        self.tokens = tuple(map(int, tokens))
         self.top = min(top, plan.component.vocab_size)
         self._prepared = prepared
         self._ids = np.array(self.tokens, np.int64)

@@ -38,6 +38,7 @@ from larql.runtime.taps import Changes, Keep, Routing, Taps
 __all__ = ["MOST_POSITIONS", "MOST_ROWS", "Observation"]
 
 MOST_POSITIONS = 64  # walked at once: their carriers after every write are in memory
+PATTERN_POSITIONS = 8  # with patterns, which are numbers of Python's: a step can be interrupted
 MOST_ROWS = 256  # carriers that a reader is given at once, unless one position arms more
 
 
@@ -87,7 +88,7 @@ class Observation:
         self, prepared: PreparedOperands, declaration: Declaration, sink: EventSink
     ) -> None:
         self.keep = Keep(heads=declaration.head_norms, queries=declaration.patterns)
-        self.most = MOST_POSITIONS
+        self.most = PATTERN_POSITIONS if declaration.patterns else MOST_POSITIONS
         self.sites = write_sites(prepared.plan)
         self._declaration = declaration
         self._backend: Backend = prepared.backend

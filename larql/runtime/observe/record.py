@@ -1,7 +1,8 @@
 """Run records: written line by line as events come, read back and checked.
 
 A record is a header, lines of events, and a receipt. The log, which is everything before the
-receipt, holds no time, path, thread count or machine: its sha256 stands on the receipt.
+receipt, holds no time, path, thread count or machine: its sha256 stands on the receipt. The receipt
+ends with a hash of itself.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,14 +18,14 @@ from typing import Any, BinaryIO
 
 from larql.errors import CheckFailed, OutputError, RecordError
 from larql.format.atomic import explain_os_error
-from larql.runtime.observe.events import CarrierWrite, Event, PositionDone
+from larql.runtime.observe.events import CarrierWrite, Event, InterventionFired, PositionDone
 from larql.runtime.observe.lines import encode_line, events_of, line_of, writes_line
 from larql.runtime.observe.soundness import check_event, check_header
 
 __all__ = ["SCHEMA", "VERSION", "Receipt", "RecordReader", "RecordWriter", "create_record"]
 
 SCHEMA = "larql.run-record"
-VERSION = 1
+VERSION = 2
 _MOST_HEADER = 1 << 28
 
 
@@ -142,7 +144,8 @@ class RecordWriter:
             "fired": fired,
             "environment": environment,
         }
-        self._put({"kind": "receipt", **fields})
+        line = {"kind": "receipt", **fields}
+        self._put({**line, "receipt_sha256": _line_sha256(line)})
         self.flush()
         return made
 
@@ -200,6 +203,7 @@ class RecordReader:
         self.interruptions: list[str] = []
         self.seen_events = 0
         self.seen_positions = 0
+        self._fired: Counter[int] = Counter()
         self._digest = hashlib.sha256()
         try:
             with path.open("rb") as stream:
@@ -254,6 +258,14 @@ class RecordReader:
         line = _document(data)
         if line.get("kind") == "receipt":
             self.receipt = _receipt(line)
+            stated = line.pop("receipt_sha256")
+            if stated != _line_sha256(line) or data != encode_line(
+                {**line, "receipt_sha256": stated}
+            ):
+                self.problems.append(
+                    f"the receipt was changed: it states sha256 {stated} of itself, found "
+                    f"{_line_sha256(line)}"
+                )
             return []
         self._digest.update(data)
         seq, events = events_of(line)
@@ -262,6 +274,9 @@ class RecordReader:
         for event in events:
             check_event(self.header, event)
         self.seen_events += len(events)
+        for event in events:
+            if isinstance(event, InterventionFired):
+                self._fired[event.intervention] += 1
         self.seen_positions += sum(isinstance(event, PositionDone) for event in events)
         return events
 
@@ -285,6 +300,12 @@ class RecordReader:
             self.problems.append(
                 f"the receipt counts {counts[0]} events of {counts[1]} positions, found "
                 f"{self.seen_events} of {self.seen_positions}"
+            )
+        fired = {number: count for number, count in enumerate(receipt.fired) if count}
+        if fired != dict(self._fired):
+            self.problems.append(
+                f"the receipt says that interventions fired {list(receipt.fired)} times, which is "
+                f"not what the events say"
             )
         if not receipt.complete:
             self._interrupted("the run ended before it was complete; the receipt says so")
@@ -353,9 +374,16 @@ def _receipt(line: dict[str, Any]) -> Receipt:
         "readers": dict,
         "fired": list,
         "environment": dict,
+        "receipt_sha256": str,
     }
     if fields.keys() != expected.keys() or not all(
         isinstance(fields[name], kind) for name, kind in expected.items()
     ):
         raise RecordError(f"is a receipt, but not of the fields {', '.join(expected)}")
+    del fields["receipt_sha256"]
     return Receipt(**{**fields, "fired": tuple(fields["fired"])})
+
+
+def _line_sha256(line: Mapping[str, object]) -> str:
+    """Return the hash of a line as it is written, without its end."""
+    return hashlib.sha256(encode_line(line).removesuffix(b"\n")).hexdigest()

@@ -11,11 +11,12 @@ from typing import BinaryIO
 import numpy as np
 import numpy.typing as npt
 
+from larql.errors import UsageError
 from larql.format.progress import Progress
 from larql.provenance import environment
 from larql.runtime.observe.declaration import Declaration, Extent, header_of
 from larql.runtime.observe.events import End, Event, EventSink, PositionDone, Readout
-from larql.runtime.observe.observation import MOST_POSITIONS, Observation
+from larql.runtime.observe.observation import Observation
 from larql.runtime.observe.record import Receipt, RecordWriter
 from larql.runtime.plan import check_tokens
 from larql.runtime.run import Run
@@ -115,6 +116,8 @@ def observe(
     LarqlError
         As the session does. The record then ends with a receipt that is not complete.
     """
+    if not extent.tokens:
+        raise UsageError("tokens: expected at least one, found none")
     header = header_of(run, extent, declaration, run_id, context)
     check_tokens(extent.tokens, run.prepared.plan.component.vocab_size)
     tee = _Tee()
@@ -125,7 +128,7 @@ def observe(
     tee.sinks = (writer, *sinks)
     complete = False
     try:
-        row, generated = _steps(run, session, extent, progress)
+        row, generated = _steps(run, session, extent, observation.most, progress)
         end = _end(run, session, extent, row, generated, tee.tokens, names)
         tee.take(end)
         tee.flush()
@@ -141,15 +144,15 @@ def observe(
 
 
 def _steps(
-    run: Run, session: Session, extent: Extent, progress: Progress | None
+    run: Run, session: Session, extent: Extent, size: int, progress: Progress | None
 ) -> tuple[npt.NDArray[np.float32], tuple[int, ...]]:
-    """Advance over the given tokens and as many likeliest ones as wanted."""
+    """Advance over the given tokens, `size` at a time, and as many likeliest ones as wanted."""
     began = time.perf_counter()
     if progress is not None:
         progress.start("positions", len(extent.tokens) + max(0, extent.generate - 1))
     # Steps of one size, whatever the chunk: what readers read at once hangs on nothing else.
-    for first in range(0, len(extent.tokens), MOST_POSITIONS):
-        some = extent.tokens[first : first + MOST_POSITIONS]
+    for first in range(0, len(extent.tokens), size):
+        some = extent.tokens[first : first + size]
         carrier = session.advance(some)
         if progress is not None:
             progress.advance(len(some))

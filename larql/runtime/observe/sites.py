@@ -12,8 +12,8 @@ from larql.runtime.plan import Plan
 __all__ = ["EMBED", "WriteSite", "find_site", "parse_positions", "parse_site", "write_sites"]
 
 EMBED = "embed"
-_NAME = re.compile(r"([0-9]{1,6})\.(attention|ffn|per_layer)")
-_RANGE = re.compile(r"([0-9]{1,9})(?::([0-9]{1,9}))?")
+_NAME = re.compile(r"(0|[1-9][0-9]{0,5})\.(attention|ffn|per_layer)")
+_RANGE = re.compile(r"(0|[1-9][0-9]{0,8})(?::(0|[1-9][0-9]{0,8}))?")
 
 
 @dataclass(frozen=True)

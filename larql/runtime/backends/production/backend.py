@@ -10,6 +10,7 @@ This module imports the kernels, whose environment must be settled before: see
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from weakref import WeakKeyDictionary
 
@@ -34,6 +35,7 @@ from larql.kernels.elementwise import add_scaled, scale, softcap
 from larql.kernels.embedding import gather
 from larql.kernels.likelihood import log_sum_exp, logarithm
 from larql.kernels.ring import empty_keys, empty_values
+from larql.kernels.rounding import Empty
 from larql.kernels.softmax import BLOCK
 from larql.kernels.survey import Survey, survey
 from larql.kernels.vector import LANES
@@ -204,14 +206,16 @@ class ProductionBackend(Backend):
         whole, inputs = self._arithmetic.operands[op.weight], self._head_inputs(op, carrier)
         marks = self._head(op, whole.rows_at(tokens), inputs)
         found = Survey.begin(tokens, marks, top)
+        again = _one_place(len(marks) * _VOCABULARY_BLOCK)
         for first in range(0, op.vocab, _VOCABULARY_BLOCK):
             block = whole.rows_at(slice(first, first + _VOCABULARY_BLOCK))
-            survey(self._head(op, block, inputs), first, found)
+            survey(self._head(op, block, inputs, again), first, found)
+        columns, logits = found.top()
         return HeadReadout.of(
             marks,
             found.before + 1,
-            found.top_columns,
-            found.top_logits,
+            columns,
+            logits,
             found.largest + logarithm(found.total),
             found.broken,
         )
@@ -240,11 +244,21 @@ class ProductionBackend(Backend):
             self._arithmetic.norm(op.norm, np.ascontiguousarray(carrier))
         )
 
-    def _head(self, op: Head, rows: StoredOperand, x: Vectors) -> Float32:
-        """Return the logits of some rows of the vocabulary, in memory of their own."""
-        (logits,) = self._arithmetic.products([rows], x, np.empty)
+    def _head(self, op: Head, rows: StoredOperand, x: Vectors, empty: Empty = np.empty) -> Float32:
+        """Return the logits of some rows of the vocabulary, by default in memory of their own."""
+        (logits,) = self._arithmetic.products([rows], x, empty)
         if op.multiplier != 1.0:
             scale(logits, op.multiplier)
         if op.softcap is not None:
             softcap(logits, op.softcap)
         return logits
+
+
+def _one_place(size: int) -> Empty:
+    """Return a maker of arrays of at most `size` float32, each in the place of the one before."""
+    memory = np.empty(size, np.float32)
+
+    def empty(shape: tuple[int, ...], dtype: npt.DTypeLike) -> Float32:
+        return memory[: math.prod(shape)].reshape(shape)
+
+    return empty
