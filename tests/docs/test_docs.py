@@ -54,9 +54,13 @@ TAGGED = {
     "linear": g.Linear,
     "rope": g.Rope,
     "softmax_attention": g.SoftmaxAttention,
+    "latent_attention": g.LatentAttention,
     "dense_ffn": g.DenseFfn,
+    "per_layer_table": g.PerLayerTable,
+    "per_layer_embedding": g.PerLayerEmbedding,
     "head": g.Head,
     "kv_rows": g.KvRows,
+    "latent_rows": g.LatentRows,
 }
 # What JSON has and the dataclass has not.
 ONLY_IN_JSON = {"graph": ["schema"], "component": ["state"]}
