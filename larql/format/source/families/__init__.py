@@ -17,6 +17,7 @@ from larql.format.source.families import (
     qwen3,
     qwen3_5,
     qwen3_next,
+    seed_oss,
     smollm3,
 )
 
@@ -31,6 +32,7 @@ FAMILIES: tuple[Family, ...] = (
     granite.FAMILY,
     smollm3.FAMILY,
     olmo2.FAMILY,
+    seed_oss.FAMILY,
     gemma2.FAMILY,
     gemma3.FAMILY,
     qwen3_5.FAMILY,
