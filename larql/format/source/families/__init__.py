@@ -25,6 +25,7 @@ from larql.format.source.families import (
     qwen3_5,
     qwen3_moe,
     qwen3_next,
+    seed_oss,
     smollm3,
 )
 
@@ -39,6 +40,7 @@ FAMILIES: tuple[Family, ...] = (
     granite.FAMILY,
     smollm3.FAMILY,
     olmo2.FAMILY,
+    seed_oss.FAMILY,
     gemma2.FAMILY,
     gemma3.FAMILY,
     gemma4.FAMILY,
