@@ -12,7 +12,7 @@ import numpy.typing as npt
 from larql.errors import BindingDefect
 from larql.format.graph import ExpertBank, RoutedFfn, Router
 from larql.kernels.activation import activate, gate
-from larql.kernels.elementwise import add_row, add_scaled
+from larql.kernels.elementwise import add_row, add_scaled, scale
 from larql.kernels.routing import Choice, Selection, add_chosen, choose, clamped_gate, scale_rows
 from larql.runtime.backends.production.arithmetic import Arithmetic, Float32, Vectors
 from larql.runtime.backends.production.dense_ffn import dense_ffn, kernel_kind
@@ -36,7 +36,7 @@ def routed_ffn(
     out = arithmetic.memory.take(x.shape)
     order, counts = _by_expert(choice.chosen, mixer.bank.experts)
     top = mixer.router.top
-    rows = np.ascontiguousarray(x[order // top])
+    rows = np.ascontiguousarray(arithmetic.norm(mixer.norm, x)[order // top])
     made = arithmetic.memory.take((len(order), mixer.bank.hidden))
     first = 0
     for expert in np.flatnonzero(counts):
@@ -46,12 +46,15 @@ def routed_ffn(
     places = np.empty(len(order), np.int64)
     places[order] = np.arange(len(order))
     add_chosen(made, places.reshape(-1, top), choice.weights, out)
+    out = arithmetic.norm(mixer.post_norm, out)
     if mixer.shared is not None:
-        shared = dense_ffn(mixer.shared.ffn, x, (), 0, None, arithmetic)
+        inputs = arithmetic.norm(mixer.shared.norm, x)
+        shared = dense_ffn(mixer.shared.ffn, inputs, (), 0, None, arithmetic)
         if mixer.shared.gate is not None:
             factors = arithmetic.linear(mixer.shared.gate, x)
             activate(factors, "sigmoid", factors)
             scale_rows(shared, factors.reshape(-1))
+        shared = arithmetic.norm(mixer.shared.post_norm, shared)
         add_scaled(out, shared, 1.0)
     if taps is not None:
         taps.routing = Routing(choice.ranks, choice.chosen, choice.weights)
@@ -72,7 +75,9 @@ def _choose(router: Router, x: Float32, arithmetic: Arithmetic) -> Choice:
         router.scale,
         *(() if groups is None else (groups.count, groups.kept, groups.score)),
     )
-    logits = arithmetic.linear(router.scores, x)
+    logits = arithmetic.linear(router.scores, arithmetic.norm(router.norm, x))
+    if router.factor != 1.0:
+        scale(logits, router.factor)
     choice = choose(logits, selection, vector(router.correction), vector(router.expert_scale))
     if choice.broken.any():
         raise BindingDefect(
