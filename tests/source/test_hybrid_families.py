@@ -60,7 +60,11 @@ def kinds(component: Component) -> list[type]:
         ("qwen3_5", {"hidden_act": "snake"}, "`hidden_act` is 'snake'"),
         ("qwen3_5", {"surprise": 1}, "`surprise`"),
         ("qwen3_5", {"mtp_num_hidden_layers": 3}, "`mtp_num_hidden_layers` is 3"),
-        ("qwen3_next", {"mlp_only_layers": [0, 1, 2]}, "tensor model.layers.3.mlp.gate.weight is missing"),
+        (
+            "qwen3_next",
+            {"mlp_only_layers": [0, 1, 2]},
+            "tensor model.layers.3.mlp.gate.weight is missing",
+        ),
         ("qwen3_next", {"mlp_only_layers": [0.5]}, "`mlp_only_layers` is not an array of integers"),
         ("qwen3_next", {"linear_num_key_heads": 3}, "has shape"),
         ("granitemoehybrid", {"layer_types": ["mamba2"] * 4}, "holds 'mamba2'"),
