@@ -6,9 +6,9 @@ import re
 from dataclasses import dataclass
 
 from larql.format.graph import Activation, ExpertGroups, RoutedFfn, SharedExperts
+from larql.format.source import routed
 from larql.format.source.builder import Builder
 from larql.format.source.experts import Experts, gated_experts, shared_ffn
-from larql.format.source.families import routed
 
 __all__ = ["GROUPED_PARTS", "Grouped", "grouped_ffn", "leave_drafts"]
 
