@@ -58,10 +58,22 @@ TAGGED = {
     "linear": g.Linear,
     "rope": g.Rope,
     "softmax_attention": g.SoftmaxAttention,
+    "latent_attention": g.LatentAttention,
     "dense_ffn": g.DenseFfn,
+    "per_layer_table": g.PerLayerTable,
+    "per_layer_embedding": g.PerLayerEmbedding,
+    "gated_delta": g.GatedDelta,
+    "kda": g.Kda,
+    "ssm": g.Ssm,
+    "short_convolution": g.ShortConvolution,
+    "convolution": g.Convolution,
+    "draft_input": g.DraftInput,
+    "recurrent": g.Recurrent,
+    "convolution_rows": g.ConvolutionRows,
     "routed_ffn": g.RoutedFfn,
     "head": g.Head,
     "kv_rows": g.KvRows,
+    "latent_rows": g.LatentRows,
 }
 # What JSON has and the dataclass has not.
 ONLY_IN_JSON = {"graph": ["schema"], "component": ["state"]}
@@ -151,10 +163,23 @@ def every_operation() -> g.Graph:
         ),
         g.SharedExperts(ffn, linear),
     )  # fmt: skip
+    conv = g.Convolution("o/k", 8, 4, "silu", "o/kb")
+    convs = (conv, conv, conv)
+    recurrent = (
+        g.GatedDelta(
+            2, 2, 4, 4, 0.5, 1e-6, *(linear,) * 6, *convs, "o/a", "o/d", norm, "silu", linear
+        ),
+        g.Kda(2, 4, 4, 0.5, 1e-6, *(linear,) * 8, *convs, "o/a", "o/d", norm, "sigmoid", linear),
+        g.Ssm(
+            2, 4, 1, 4, *(linear,) * 5, *convs, "o/a", "o/d", "o/s", norm, "silu", linear, 0.1, 2.0
+        ),
+        g.ShortConvolution(linear, linear, linear, conv, linear),
+    )
     blocks = (
         g.Block("attention", attention, norm, norm, 0.5),
         g.Block("ffn", ffn, norm, norm, 0.5),
         g.Block("ffn", routed, norm, norm, 0.5),
+        *(g.Block("attention", mixer, norm, norm, 0.5) for mixer in recurrent),
     )
     component = g.Component(
         id="target",
@@ -165,6 +190,7 @@ def every_operation() -> g.Graph:
         embed=g.Embed("o/e", 16, 8, 2.0),
         layers=(g.Layer(0, blocks),),
         head=g.Head(norm, "o/e", 16, 8, True, 0.5, 30.0),
+        draft_input=g.DraftInput("embedding", norm, norm, linear),
     )
     return g.Graph((component,), (g.Edge("target", "final", "target"),))
 

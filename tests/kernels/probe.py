@@ -98,8 +98,9 @@ def digests(few: bool) -> dict[str, str]:
     found["clamped"] = floats(3, 50)
     elementwise.clamp(found["clamped"], 0.5)
     x, y, weight = floats(5, 37), np.empty((5, 37), np.float32), floats(4, 37)
-    kept = found["kept inputs"] = floats(3, 37)
-    part = convolution.Convolved(x, kept, weight, y, floats(37), floats(5, 37), floats(5, 37))
+    kept = found["kept inputs"] = floats(2, 3, 37)
+    turn, gates = np.zeros(1, np.int64), (floats(5, 37), floats(5, 37))
+    part = convolution.Convolved(x, kept, turn, weight, y, floats(37), *gates)
     convolution.convolve([part], "silu")
     found["convolution"] = y
     steps, decays = found["steps"], found["decays"] = np.empty_like(x), np.empty_like(x)
@@ -107,9 +108,9 @@ def digests(few: bool) -> dict[str, str]:
     rows, heads = (floats(5, 2, 11), floats(5, 2, 11), floats(5, 4, 20)), floats(5, 4)
     for rule, decay in (("delta", floats(5, 4, 11)), ("delta", heads), ("sum", heads)):
         name = f"{rule}, {decay.ndim}"
-        state = found[f"state, {name}"] = np.zeros((4, 2, 11, 16), np.float32)
+        state = found[f"state, {name}"] = np.zeros((2, 4, 2, 11, 16), np.float32)
         out = found[f"recurrence, {name}"] = np.empty((5, 4, 20), np.float32)
-        recurrence.recur(rule, *rows, decay, heads, heads[0].copy(), state, out)
+        recurrence.recur(rule, *rows, decay, heads, heads[0].copy(), state, turn, out)
     select = routing.Selection(5, "sigmoid", False, True, 1e-9, 1.3, 3, 2, "top2_sum")
     choice = routing.choose(floats(4, 21), select, floats(21), floats(21))
     found |= {"ranked": choice.ranks, "chosen": choice.chosen, "weights": choice.weights}
