@@ -155,13 +155,17 @@ def every_operation() -> g.Graph:
     ffn = g.DenseFfn("silu", linear, linear, linear)
     routed = g.RoutedFfn(
         g.Router(
-            linear, "softmax", 2, True, 1e-9, g.ExpertGroups(2, 1, "max"), "o/c", 2.0, "o/s"
+            linear, "softmax", 2, True, 1e-9, g.ExpertGroups(2, 1, "max"), "o/c", 2.0, "o/s",
+            norm, 0.5,
         ),
         g.ExpertBank(
             "gpt-oss-expert-v1", 4, 8, 8, "silu", "o/d", "o/g", "o/u", "o/gu", "interleaved",
             "o/gub", "o/db", 7.0, 1.7, 1.0,
         ),
-        g.SharedExperts(ffn, linear),
+        g.SharedExperts(ffn, linear, norm, norm),
+        "weighted_sum",
+        norm,
+        norm,
     )  # fmt: skip
     conv = g.Convolution("o/k", 8, 4, "silu", "o/kb")
     convs = (conv, conv, conv)
