@@ -91,7 +91,7 @@ def kinds(component: Component) -> list[type]:
         (
             "kimi_linear-delta",
             {"mlp_layer_types": REMOVED},
-            "tensor model.layers.1.block_sparse_moe.gate.weight is missing",
+            "layers.1.block_sparse_moe.shared_experts.gate_proj.weight is missing",
         ),
         ("kimi_linear-delta", {"first_k_dense_replace": 1}, "`first_k_dense_replace` is 1"),
         ("kimi_linear-delta", {"linear_attn_config": {"num_heads": 4}}, "`num_heads` is 4"),
