@@ -148,7 +148,11 @@ def every_operation() -> g.Graph:
     """Make a graph in which each field has a value."""
     norm = g.Norm("rms", 8, 1e-6, 1.0, "o/n", "o/nb")
     linear = g.Linear("o/w", 8, 8, "o/b")
-    rope = g.Rope("half", 4, 1e4, g.RopeScaling("llama3", 8.0, 1.0, 4.0, 64), "o/f")
+    scaling = g.RopeScaling(
+        "yarn", 8.0, 1.0, 4.0, 64, beta_fast=32.0, beta_slow=1.0, truncate=True, magnitude=1.2,
+        divisors=(1.0, 2.0), long_divisors=(3.0, 4.0),
+    )  # fmt: skip
+    rope = g.Rope("half", 4, 1e4, scaling, "o/f", turning=1, long_factors="o/lf")
     attention = g.SoftmaxAttention(
         heads=2, kv_heads=1, key_dim=4, value_dim=4, scale=0.5, q=linear, k=linear, v=linear,
         o=linear, window=3, softcap=5.0, q_norm=norm, k_norm=norm, v_norm=norm, clip=8.0, rope=rope,
