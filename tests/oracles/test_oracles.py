@@ -11,6 +11,10 @@ import pytest
 from larql.errors import UsageError
 from larql.format.source.families import FAMILIES
 from larql.format.source.held import reports
+from larql.runtime.observe.declaration import Declaration
+from larql.runtime.observe.events import Event, Readout
+from larql.runtime.observe.lens import Lens
+from larql.runtime.observe.observation import Observation
 from larql.runtime.planes import SiteWatch
 from larql.runtime.run import RunOptions, open_run
 from larql.runtime.session import Session
@@ -70,6 +74,37 @@ def test_each_layer_leaves_what_the_oracle_s_leaves_and_observing_changes_nothin
     for found, expected in zip(hidden, case.oracle.hidden, strict=True):
         assert_close(found[: len(tokens)], expected)
     assert_same_bits(hidden[-1], prefill(name, backend)[0])
+
+
+@EACH
+@BACKENDS
+def test_the_lens_at_the_last_site_is_the_logits(
+    case_of: Cases, prefill: Prefill, name: str, backend: str
+) -> None:
+    case = case_of(name)
+    run = case.run(backend)
+    plan = run.prepared.plan
+    vocabulary = list(range(plan.component.vocab_size))
+    lens = Lens(run.prepared, plan.executed_layers[-1:], tokens=vocabulary, top=1)
+    kept = Readings()
+    observation = Observation(run.prepared, Declaration((lens,)), kept)
+    session = Session(run.prepared, case.context, None, observation)
+    session.advance([*case.oracle.tokens, *case.oracle.greedy])
+    assert_same_bits(np.array(kept.rows, np.float32), prefill(name, backend)[1])
+
+
+class Readings:
+    """A sink that keeps the logits of every readout."""
+
+    def __init__(self) -> None:
+        self.rows: list[object] = []
+
+    def take(self, event: Event) -> None:
+        if isinstance(event, Readout):
+            self.rows.append(event.values["logits"])
+
+    def flush(self) -> None:
+        pass
 
 
 @EACH
