@@ -16,6 +16,7 @@ from larql.format.container import Container
 from larql.format.graph import (
     Block,
     Component,
+    LatentAttention,
     Layer,
     Rope,
     SoftmaxAttention,
@@ -122,13 +123,14 @@ class Plan:
 def _ropes(layers: Sequence[Layer]) -> Iterator[Rope]:
     for layer in layers:
         for block in layer.blocks:
-            if isinstance(block.mixer, SoftmaxAttention) and block.mixer.rope is not None:
-                yield block.mixer.rope
+            mixer = block.mixer
+            if isinstance(mixer, SoftmaxAttention | LatentAttention) and mixer.rope is not None:
+                yield mixer.rope
 
 
 def _settled_block(block: Block, context: int) -> Block:
     mixer = block.mixer
-    if not isinstance(mixer, SoftmaxAttention) or mixer.rope is None:
+    if not isinstance(mixer, SoftmaxAttention | LatentAttention) or mixer.rope is None:
         return block
     return replace(block, mixer=replace(mixer, rope=mixer.rope.settled(context)))
 

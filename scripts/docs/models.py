@@ -20,13 +20,13 @@ Written by `python scripts/docs/models.py` from the registry of families and fro
 gave; `larql models` prints the same.
 
 A checkpoint is compiled if its `config.json` names one of these in `model_type`, or a GGUF file in
-`general.architecture`. Every option of a family's configuration is compiled, or refused by name. The
-container that comes out names operations and no family, and both backends execute it.
+`general.architecture`. Every option of a family's configuration is compiled, or refused by name.
+The container that comes out names operations and no family, and both backends execute it.
 
 **Oracles** are tiny checkpoints with random weights and peculiar options, and what transformers
-computed from them in float32: see [testing.md](testing.md). The last two columns say how far the logits
-of each backend are from those at most, as a share of the largest logit. float32 arithmetic alone costs
-up to 1e-4; the smallest single mistake that was tried moves logits by 0.03.
+computed from them in float32: see [testing.md](testing.md). The last two columns say how far the
+logits of each backend are from those at most, as a share of the largest logit. float32 arithmetic
+alone costs up to 1e-4; the smallest single mistake that was tried moves logits by 0.03.
 
 | Family | `model_type` | GGUF | Operations | Oracles | production | reference |
 | --- | --- | --- | --- | --- | --- | --- |

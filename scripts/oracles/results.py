@@ -1,6 +1,7 @@
 """Run this build on every recorded oracle, and write how close it comes.
 
-    python scripts/oracles/results.py
+    python scripts/oracles/results.py              all oracles
+    python scripts/oracles/results.py --new        only those that were recorded since the last time
 
 Needs neither torch nor transformers. Writes ``larql/format/source/oracles.json``, from which
 ``larql models`` and docs/models.md tell.
@@ -32,8 +33,15 @@ BACKENDS = ("production", "reference")
 
 def main() -> None:
     names = sorted(path.parent.name for path in OWN.glob("*/recorded.safetensors"))
+    kept = {}
+    if sys.argv[1:] == ["--new"]:
+        kept = {entry["recorded_sha256"]: entry for entry in json.loads(TARGET.read_text("utf-8"))}
     results = []
     for name in names:
+        digest = recorded_sha256(load_oracle(name, OWN))
+        if digest in kept:
+            results.append(kept[digest])
+            continue
         with tempfile.TemporaryDirectory() as directory:
             oracle = load_oracle(name, OWN)
             container = make_container(oracle.checkpoint, Path(directory) / "made.vindex3")
@@ -43,16 +51,20 @@ def main() -> None:
 
 
 def result_of(oracle: Oracle, container: Container) -> dict[str, object]:
-    recorded = (oracle.checkpoint.parent / "recorded.safetensors").read_bytes()
     return {
         "oracle": oracle.name,
         "family": container.index.family,
         "dtype": oracle.facts["dtype"],
         "transformers": oracle.facts["transformers"],
-        "recorded_sha256": hashlib.sha256(recorded).hexdigest(),
+        "recorded_sha256": recorded_sha256(oracle),
         "operations": operations_of(container),
         "errors": {backend: error_of(oracle, container, backend) for backend in BACKENDS},
     }
+
+
+def recorded_sha256(oracle: Oracle) -> str:
+    recorded = (oracle.checkpoint.parent / "recorded.safetensors").read_bytes()
+    return hashlib.sha256(recorded).hexdigest()
 
 
 def operations_of(container: Container) -> list[str]:

@@ -11,6 +11,7 @@ import pytest
 
 from larql.errors import UsageError
 from larql.format.container import Container
+from larql.format.source.families import FAMILIES
 from larql.runtime.backends.registry import make_backend
 from larql.runtime.observe.basis import seeded_basis
 from larql.runtime.observe.declaration import Declaration, Extent
@@ -34,9 +35,9 @@ from larql.runtime.session import Session
 from larql.runtime.slices import LayerRange
 from larql.runtime.taps import Routing
 from tests.builders.containers import copy_container, edit_graph
+from tests.oracles.recorded import NAMES
 from tests.runtime.observing import Events, Means, Rows, everything, readouts, recorded
 from tests.runtime.test_invariants import TOKENS, all_logits, assert_same_bits, run_of
-from tests.test_architecture import family_names
 
 
 def test_observed_logits_are_the_unobserved_ones(container: Container, numerics: str) -> None:
@@ -154,9 +155,10 @@ def test_the_last_lens_is_the_logits_through_scales_and_a_softcap(
 
 
 def test_every_family_of_the_build_is_observed(containers: dict[str, Container]) -> None:
-    """Tests above run on each of these containers; a new family needs one."""
-    for family in family_names():
-        assert any(name.startswith(family.rstrip("0123456789")) for name in containers), family
+    """Tests here run on each of these containers, those of oracles on every other family."""
+    names = (*containers, *NAMES)
+    for family in FAMILIES:
+        assert any(name.startswith(family.name.rstrip("0123456789")) for name in names), family.name
 
 
 def test_probabilities_sum_to_one_at_every_depth(container: Container, numerics: str) -> None:

@@ -11,9 +11,10 @@ from hypothesis import strategies as st
 
 from larql.errors import CompileError
 from larql.format.rows import RowSelection, row_count
-from larql.format.source.builder import Binding
+from larql.format.source.builder import Binding, Builder, Naming
 from larql.format.source.checkpoint import open_checkpoint
 from larql.format.source.compiler import _check_rows
+from larql.format.source.config import ConfigReader
 from tests.builders.safetensors import write_safetensors_dir
 
 
@@ -74,9 +75,10 @@ def test_every_row_is_read_once(tmp_path: Path, spans: list[tuple[int, int]], ro
     write_safetensors_dir(tmp_path, {}, {"w": np.zeros((6, 2), np.float32)})
     with open_checkpoint(tmp_path) as checkpoint:
         source = checkpoint.tensors["w"]
-    bindings = [
-        Binding(f"o/{i}", source, (count, 2), RowSelection.span(first, count))
+    builder = Builder(ConfigReader({}, "here"), {}, lambda a, b: False, Naming({}))
+    builder.bindings = {
+        f"o/{i}": Binding(f"o/{i}", source, (count, 2), RowSelection.span(first, count))
         for i, (first, count) in enumerate(spans)
-    ]
+    }
     with pytest.raises(CompileError, match=f"tensor w: row {row} is not read exactly once"):
-        _check_rows(bindings, "here")
+        _check_rows(builder, "here")

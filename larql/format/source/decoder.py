@@ -66,7 +66,10 @@ def hugging_face_basics(b: Builder, usual: Defaults) -> Basics:
     hidden = count("hidden_size", usual.hidden)
     heads = count("num_attention_heads", usual.heads)
     kv_heads = config.nullable_count("num_key_value_heads", usual.kv_heads) or heads
-    head_dim = config.count("head_dim", usual.head_dim or hidden // heads)
+    stated = config.nullable_count("head_dim", usual.head_dim)
+    head_dim = hidden // heads if stated is None else stated
+    if head_dim < 1:
+        raise config.contradiction("hidden_size", "num_attention_heads", hidden, heads)
     return Basics(
         hidden=hidden,
         layers=b.layer_count("num_hidden_layers", usual.layers),

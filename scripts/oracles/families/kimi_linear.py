@@ -1,4 +1,4 @@
-"""Kimi Linear: delta attention with a decay for each channel; without experts."""
+"""Kimi Linear: delta attention with a decay for each channel; with experts and without."""
 
 from __future__ import annotations
 
@@ -51,7 +51,11 @@ RECIPES = (
             **_BASE,
             "num_hidden_layers": 4,
             "layer_types": [*["linear_attention"] * 2, "full_attention", "linear_attention"],
-            "mlp_layer_types": ["dense"] * 4,
+            "mlp_layer_types": ["dense", "sparse", "sparse", "sparse"],
+            "num_local_experts": 8,
+            "num_experts_per_tok": 3,
+            "n_group": 4,
+            "topk_group": 2,
             "max_position_embeddings": 64,
             "linear_head_dim": 16,
             "linear_num_heads": 2,

@@ -9,10 +9,10 @@ from __future__ import annotations
 import math
 
 from larql.format.graph import Component, Mixer
+from larql.format.source import routed
 from larql.format.source.builder import Builder, Family
 from larql.format.source.config import ConfigReader
-from larql.format.source.families import routed
-from larql.format.source.families.grouped import (
+from larql.format.source.grouped import (
     GROUPED_PARTS,
     Grouped,
     grouped_ffn,

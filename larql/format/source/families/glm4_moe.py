@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 
 from larql.format.graph import Component, Mixer, SoftmaxAttention
+from larql.format.source import routed
 from larql.format.source.builder import Builder, Family
-from larql.format.source.families import routed
-from larql.format.source.families.grouped import (
+from larql.format.source.grouped import (
     GROUPED_PARTS,
     Grouped,
     grouped_ffn,

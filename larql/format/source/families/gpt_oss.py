@@ -9,10 +9,10 @@ import math
 from dataclasses import replace
 
 from larql.format.graph import Component, Mixer, RopeScaling, RoutedFfn
+from larql.format.source import routed
 from larql.format.source.builder import Builder, Family, HeadGeometry
 from larql.format.source.config import ConfigReader
 from larql.format.source.experts import Experts, clamped_experts
-from larql.format.source.families import routed
 from larql.format.source.keys import common_hugging_face_keys, layer_kinds
 from larql.format.source.names import hugging_face_naming
 from larql.format.source.rope import RopeSettings, hugging_face_rope

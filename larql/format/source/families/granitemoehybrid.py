@@ -20,10 +20,10 @@ from larql.format.graph import (
     Ssm,
 )
 from larql.format.rows import RowSelection
+from larql.format.source import routed
 from larql.format.source.builder import Builder, Family, HeadGeometry, Part
 from larql.format.source.config import ConfigReader
 from larql.format.source.experts import Experts, fused_experts
-from larql.format.source.families import routed
 from larql.format.source.keys import activation, common_hugging_face_keys, layer_kinds
 from larql.format.source.names import hugging_face_naming
 from larql.format.source.rope import hugging_face_rope

@@ -12,8 +12,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from larql.format.graph import Activation, Block, Component, Kda, Layer, Mixer
+from larql.format.source import routed
 from larql.format.source.builder import Builder, Family, Naming
 from larql.format.source.config import ConfigReader
+from larql.format.source.grouped import GROUPED_PARTS, Grouped, grouped_ffn
 from larql.format.source.keys import activation, common_hugging_face_keys, layer_kinds
 from larql.format.source.latent import LatentGeometry, latent_attention
 from larql.format.source.names import hugging_face_naming
@@ -41,7 +43,11 @@ _PARTS = {
     "kda.norm": "self_attn.o_norm",
     "kda.o": "self_attn.o_proj",
 }
-_FFN_PARTS = {f"ffn.{part}": f"block_sparse_moe.{part}_proj" for part in ("gate", "up", "down")}
+_ROUTED_PART = "block_sparse_moe"
+_FFN_PARTS = {f"ffn.{part}": f"{_ROUTED_PART}.{part}_proj" for part in ("gate", "up", "down")}
+_ROUTED_PARTS = {
+    part: name.replace("mlp.", f"{_ROUTED_PART}.") for part, name in GROUPED_PARTS.items()
+}
 
 
 _ROUTED = (
@@ -84,9 +90,8 @@ def _hugging_face(b: Builder) -> Component:
     config.neutral("pretraining_tp", 1)
     config.neutral("num_nextn_predict_layers", 0)
     stacked = any(f".{_FFN_PARTS['ffn.gate']}." in name for name in b.tensors)
-    b.naming = hugging_face_naming(
-        "model.", "lm_head", {**_PARTS, **(_FFN_PARTS if stacked else {})}
-    )
+    parts = {**_PARTS, **_ROUTED_PARTS, **(_FFN_PARTS if stacked else {})}
+    b.naming = hugging_face_naming("model.", "lm_head", parts)
     layers = b.layer_count("num_hidden_layers", 27)
     linear = config.child("linear_attn_config")
     kinds, ffns = _kinds(config, linear, layers), _ffn_kinds(config, layers)
@@ -102,12 +107,9 @@ def _hugging_face(b: Builder) -> Component:
         attention_bias=config.flag("attention_bias", False),
     )
     b.naming = Naming({**b.naming.parts, **_layer_names(n.latent.parts())})
-    if _SPARSE in ffns:
-        at = ffns.index(_SPARSE)
-        raise config.failure(
-            "num_experts", f"gives layer {at} routed experts, which this build does not compile"
-        )
-    config.irrelevant(*_ROUTED)
+    grouped = _grouped(config) if _SPARSE in ffns else None
+    if grouped is None:
+        config.irrelevant(*_ROUTED)
     embed = b.embed(n.hidden, scale=1.0)
     return Component(
         id=b.component,
@@ -118,7 +120,10 @@ def _hugging_face(b: Builder) -> Component:
             config, "model_max_length", config, "max_position_embeddings", 1048576
         ),
         embed=embed,
-        layers=tuple(_layer(b, i, kind, n) for i, kind in enumerate(kinds)),
+        layers=tuple(
+            _layer(b, i, kinds[i], n, grouped if ffns[i] == _SPARSE else None)
+            for i in range(layers)
+        ),
         head=b.head(
             embed,
             b.norm("output", None, n.hidden, n.eps, 0.0),
@@ -193,7 +198,46 @@ def _layer_names(parts: Mapping[str, str]) -> dict[str, str]:
     return {part: f"model.layers.{{i}}.{name}" for part, name in parts.items()}
 
 
-def _layer(b: Builder, i: int, kind: str, n: _Numbers) -> Layer:
+def _grouped(config: ConfigReader) -> Grouped:
+    """Judge the keys of routed layers, many of which have two names."""
+    routed.router_keys(config)
+    config.neutral("moe_router_activation_func", "sigmoid")
+    config.neutral("topk_method", "noaux_tc")
+    count = _either(config, "num_experts", config, "num_local_experts", 256)
+    top = _either(config, "num_experts_per_token", config, "num_experts_per_tok", 8)
+    groups = _either(config, "num_expert_group", config, "n_group", 1)
+    kept = config.count("topk_group", 1)
+    # With one group there is nothing that groups could choose.
+    config.neutral("use_grouped_topk", *((True, False) if groups == 1 else (True,)))
+    if top > count:
+        raise config.failure("num_experts_per_token", f"is {top}, of {count} experts")
+    if count % groups or kept > groups:
+        raise config.failure(
+            "num_expert_group", f"is {groups} with {kept} kept, of {count} experts"
+        )
+    flags = [config.flag(key) for key in ("moe_renormalize", "norm_topk_prob") if config.has(key)]
+    if len(set(flags)) > 1:
+        raise config.contradiction("moe_renormalize", "norm_topk_prob", *flags)
+    return Grouped(
+        count=count,
+        width=config.count("moe_intermediate_size", 1024),
+        top=top,
+        shared=_either(config, "num_shared_experts", config, "n_shared_experts", 1),
+        groups=groups,
+        kept=kept,
+        scale=config.number("routed_scaling_factor", 2.446),
+        renormalise=flags[0] if flags else True,
+    )
+
+
+def _layer(b: Builder, i: int, kind: str, n: _Numbers, grouped: Grouped | None) -> Layer:
+    ffn: Mixer
+    if grouped is None:
+        ffn = b.gated_ffn(i, n.hidden, n.ffn, n.activation, bias=False)
+    else:
+        ffn = grouped_ffn(
+            b, i, n.hidden, grouped, n.activation, module=_ROUTED_PART, names=("w1", "w3", "w2")
+        )
     mixer: Mixer
     if kind == _DELTA:
         mixer = _kda(b, i, n)
@@ -219,7 +263,7 @@ def _layer(b: Builder, i: int, kind: str, n: _Numbers) -> Layer:
             Block(
                 site="ffn",
                 norm=b.norm("ffn.norm", i, n.hidden, n.eps, 0.0),
-                mixer=b.gated_ffn(i, n.hidden, n.ffn, n.activation, bias=False),
+                mixer=ffn,
             ),
         ),
     )

@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 
 from larql.format.graph import Component, Mixer, Rope, RoutedFfn
+from larql.format.source import routed
 from larql.format.source.builder import Builder, Family, HeadGeometry
 from larql.format.source.experts import Experts, gated_experts
-from larql.format.source.families import routed
 from larql.format.source.keys import activation, common_hugging_face_keys
 from larql.format.source.names import hugging_face_naming
 from larql.format.source.rope import hugging_face_rope

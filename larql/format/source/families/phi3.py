@@ -43,7 +43,7 @@ _GGUF_FUSED = {
     "ffn.gate": "blk.{i}.ffn_up",
     "ffn.up": "blk.{i}.ffn_up",
 }
-_LISTS = ("rope_factors_short.weight", "rope_factors_long.weight")
+_LISTS = {"factors": "rope_factors_short.weight", "long_factors": "rope_factors_long.weight"}
 
 
 def _hugging_face(b: Builder) -> Component:
@@ -100,10 +100,10 @@ def _gguf(b: Builder) -> Component:
     rope = replace(gguf_rope(config, 10000.0).rope(basics.geometry.head_dim), dims=dims)
     original = config.optional_count("rope.scaling.original_context_length")
     magnitude = config.optional_number("rope.scaling.attn_factor")
-    if any(name in b.tensors for name in _LISTS):
+    if any(name in b.tensors for name in _LISTS.values()):
         context = original or basics.context
         short, long = (
-            b.bind("rope", name.removesuffix(".weight"), name, (dims // 2,)) for name in _LISTS
+            b.bind("rope", operand, name, (dims // 2,)) for operand, name in _LISTS.items()
         )
         scaling = RopeScaling(
             kind="longrope",
@@ -114,7 +114,7 @@ def _gguf(b: Builder) -> Component:
         rope = replace(rope, scaling=scaling, factors=short, long_factors=long)
     elif magnitude not in (None, 1.0):
         raise config.failure(
-            "rope.scaling.attn_factor", f"is {magnitude}, but the file has no {_LISTS[0]}"
+            "rope.scaling.attn_factor", f"is {magnitude}, but the file has no {_LISTS['factors']}"
         )
     return Decoder(
         basics=basics,

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from larql.format.graph import Component, Mixer
 from larql.format.rows import RowSelection
+from larql.format.source import routed
 from larql.format.source.builder import Builder, Family, Part
 from larql.format.source.families import qwen_hybrid as hybrid
-from larql.format.source.families import qwen_routed, routed
+from larql.format.source.families import qwen_routed
 from larql.format.source.names import hugging_face_naming
 
 __all__ = ["FAMILY"]

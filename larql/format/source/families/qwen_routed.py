@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from larql.format.graph import RoutedFfn, SharedExperts
+from larql.format.source import routed
 from larql.format.source.builder import Builder
 from larql.format.source.experts import Experts, gated_experts, shared_ffn
-from larql.format.source.families import routed
 from larql.format.source.families.qwen_hybrid import Numbers
 
 __all__ = ["KEYS", "PARTS", "Defaults", "ExpertNumbers", "numbers", "routed_ffn"]

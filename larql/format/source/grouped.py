@@ -6,9 +6,9 @@ import re
 from dataclasses import dataclass
 
 from larql.format.graph import Activation, ExpertGroups, RoutedFfn, SharedExperts
+from larql.format.source import routed
 from larql.format.source.builder import Builder
 from larql.format.source.experts import Experts, gated_experts, shared_ffn
-from larql.format.source.families import routed
 
 __all__ = ["GROUPED_PARTS", "Grouped", "grouped_ffn", "leave_drafts"]
 
@@ -39,9 +39,23 @@ class Grouped:
 
 
 def grouped_ffn(
-    b: Builder, layer: int, hidden: int, n: Grouped, activation: Activation
+    b: Builder,
+    layer: int,
+    hidden: int,
+    n: Grouped,
+    activation: Activation,
+    *,
+    module: str = "mlp",
+    names: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj"),
 ) -> RoutedFfn:
     """Describe a routed layer; the weights are sigmoids, the correction is left out of them.
+
+    Parameters
+    ----------
+    module : str
+        The layer's part that holds the experts.
+    names : (str, str, str)
+        Gate, up and down of one expert.
 
     Raises
     ------
@@ -53,7 +67,8 @@ def grouped_ffn(
     if n.shared:
         ffn = shared_ffn(b, layer, hidden, n.shared * n.width, activation)
         shared = SharedExperts(ffn)
-    place = f"model.layers.{layer}.mlp"
+    place = f"model.layers.{layer}.{module}"
+    experts = Experts(layer, f"{place}.experts", n.count, hidden, n.width, names)
     return RoutedFfn(
         routed.router(
             b,
@@ -68,7 +83,7 @@ def grouped_ffn(
             groups=groups,
             scale=n.scale,
         ),
-        gated_experts(b, Experts(layer, f"{place}.experts", n.count, hidden, n.width), activation),
+        gated_experts(b, experts, activation),
         shared,
     )
 
