@@ -21,7 +21,7 @@ sys.path.insert(0, str(ROOT))
 import numpy as np  # noqa: E402
 
 from larql.format.container import Container  # noqa: E402
-from larql.format.graph import SoftmaxAttention  # noqa: E402
+from larql.format.graph import LatentAttention, SoftmaxAttention  # noqa: E402
 from larql.runtime.run import RunOptions, open_run  # noqa: E402
 from larql.runtime.session import Session  # noqa: E402
 from tests.builders.containers import make_container  # noqa: E402
@@ -74,9 +74,10 @@ def operations_of(container: Container) -> list[str]:
         for block in layer.blocks:
             mixer = block.mixer
             found[mixer.op] = None
-            if isinstance(mixer, SoftmaxAttention) and mixer.rope is not None:
+            attends = isinstance(mixer, SoftmaxAttention | LatentAttention)
+            if attends and mixer.rope is not None:
                 scaling = mixer.rope.scaling
-                found["rope" if scaling is None else f"{scaling.kind} rope"] = None
+                found["rope" if scaling is None else f"rope ({scaling.kind})"] = None
     return list(found)
 
 

@@ -27,7 +27,7 @@ def test_json_tells_each_oracle(larql_process: Process) -> None:
     assert sorted(found) == sorted(family.name for family in FAMILIES)
     llama = found["llama"]
     assert llama["model_types"] == llama["architectures"] == ["llama"]
-    assert {"softmax_attention", "dense_ffn", "yarn rope"} <= set(llama["operations"])
+    assert {"softmax_attention", "dense_ffn", "rope (yarn)"} <= set(llama["operations"])
     names = [oracle["oracle"] for oracle in llama["oracles"]]
     assert names == ["llama", "llama-llama3", "llama-yarn"]
     for oracle in llama["oracles"]:
