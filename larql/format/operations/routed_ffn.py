@@ -212,8 +212,9 @@ class ExpertBank:
             yield Defect(where, "experts need gate and up, or both fused in a stated order")
         if self.gate_up_bias is not None and not fused:
             yield Defect(where, "experts have a bias of fused rows, but the rows are not fused")
-        if self.slope != 1.0 and self.activation != "silu":
-            yield Defect(where, f"a slope belongs to silu, found {self.activation}")
+        changed = self.limit is not None or (self.slope, self.up_offset) != (1.0, 0.0)
+        if changed and self.activation != "silu":
+            yield Defect(where, f"limit, slope and offset belong to silu, not {self.activation}")
 
 
 @dataclass(frozen=True)
