@@ -9,11 +9,15 @@ from __future__ import annotations
 import ctypes
 import mmap
 import re
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
 
-__all__ = ["release", "used"]
+__all__ = ["release", "uninterrupted", "used"]
 
 _DONTNEED = 4  # MADV_DONTNEED
 _MAPPING = re.compile(r"^([0-9a-f]+)-([0-9a-f]+) r-[x-]p .*/libllvmlite[^/]*$", re.MULTILINE)
@@ -25,6 +29,33 @@ _TOUCHED = [True]  # by importing it
 def used() -> None:
     """Note that the compiler has run."""
     _TOUCHED[0] = True
+
+
+@contextmanager
+def uninterrupted() -> Iterator[None]:
+    """Let what SIGINT and SIGTERM do wait until the body has ended.
+
+    LLVM calls Python back while it compiles. What a signal raises there is lost, and a kernel
+    stays half made.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield  # signals are handled in the main thread alone
+        return
+    came: list[int] = []
+    before = {
+        number: handler
+        for number in (signal.SIGINT, signal.SIGTERM)
+        if callable(handler := signal.getsignal(number))
+    }
+    for number in before:
+        signal.signal(number, lambda number, frame: came.append(number))
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    for arrived in came:
+        before[signal.Signals(arrived)](arrived, None)
 
 
 def release() -> None:

@@ -161,5 +161,6 @@ def compile_cached(function: Callable[..., Any], signature: tuple[Any, ...]) -> 
     """
     dispatcher: Any = function
     compiler.used()
-    dispatcher.compile(signature)
+    with compiler.uninterrupted():
+        dispatcher.compile(signature)
     return dispatcher.overloads[signature]

@@ -4,10 +4,16 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
+
+import pytest
+
+from larql.kernels import compiler
 
 SCRIPT = """
 import json, re, sys
@@ -87,3 +93,30 @@ def test_a_system_that_does_not_tell_what_is_mapped(tmp_path: Path) -> None:
         check=False,
     )
     assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_waits_for_the_compiler(number: signal.Signals) -> None:
+    def stop(number: int, frame: object) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(number, stop)
+    reached = False
+    try:
+        with pytest.raises(KeyboardInterrupt), compiler.uninterrupted():
+            signal.raise_signal(number)
+            reached = True
+        assert reached and signal.getsignal(number) is stop
+    finally:
+        signal.signal(number, before)
+
+
+def test_other_threads_compile_without_touching_signals() -> None:
+    before = signal.getsignal(signal.SIGINT)
+
+    def compile_there() -> object:
+        with compiler.uninterrupted():
+            return signal.getsignal(signal.SIGINT)
+
+    with ThreadPoolExecutor(1) as other:
+        assert other.submit(compile_there).result() is before

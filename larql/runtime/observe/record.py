@@ -65,6 +65,8 @@ class Receipt:
         How often each declared intervention changed the carrier of a position.
     environment : mapping
         Versions and instruction set.
+    receipt_sha256 : str
+        Of the receipt's own line without this field.
     """
 
     complete: bool
@@ -74,6 +76,7 @@ class Receipt:
     readers: Mapping[str, object]
     fired: tuple[int, ...]
     environment: Mapping[str, object]
+    receipt_sha256: str
 
 
 class RecordWriter:
@@ -131,21 +134,18 @@ class RecordWriter:
     ) -> Receipt:
         """Write the receipt; nothing follows it."""
         self._end_writes()
-        made = Receipt(
-            complete, self.events, self.positions, self._digest.hexdigest(), readers, fired,
-            environment,
-        )  # fmt: skip
-        fields = {
+        fields: dict[str, Any] = {
             "complete": complete,
-            "events": made.events,
-            "positions": made.positions,
-            "sha256": made.sha256,
+            "events": self.events,
+            "positions": self.positions,
+            "sha256": self._digest.hexdigest(),
             "readers": readers,
             "fired": fired,
             "environment": environment,
         }
-        line = {"kind": "receipt", **fields}
-        self._put({**line, "receipt_sha256": _line_sha256(line)})
+        fields["receipt_sha256"] = _line_sha256({"kind": "receipt", **fields})
+        made = Receipt(**fields)
+        self._put({"kind": "receipt", **fields})
         self.flush()
         return made
 
@@ -263,7 +263,7 @@ class RecordReader:
                 {**line, "receipt_sha256": stated}
             ):
                 self.problems.append(
-                    f"the receipt was changed: it states sha256 {stated} of itself, found "
+                    f"the receipt was changed: it states sha256 {stated:.64} of itself, found "
                     f"{_line_sha256(line)}"
                 )
             return []
@@ -380,7 +380,6 @@ def _receipt(line: dict[str, Any]) -> Receipt:
         isinstance(fields[name], kind) for name, kind in expected.items()
     ):
         raise RecordError(f"is a receipt, but not of the fields {', '.join(expected)}")
-    del fields["receipt_sha256"]
     return Receipt(**{**fields, "fired": tuple(fields["fired"])})
 
 
