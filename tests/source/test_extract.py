@@ -270,11 +270,20 @@ def test_a_hostile_vocabulary_is_no_crash(tmp_path: Path) -> None:
         assert any(note.startswith("warning: no tokenizer") for note in done.notes)
 
 
-@pytest.mark.parametrize("ids", [300, -5, "x", [2, 256], True])
+@pytest.mark.parametrize("ids", [-5, "x", [2, -1], True])
 def test_an_end_id_that_is_no_token_is_refused(tmp_path: Path, ids: object) -> None:
     source = write_llama_safetensors(tmp_path / "m", T0, config={"eos_token_id": ids})
     with pytest.raises(CompileError, match=r"`eos_token_id` is .*expected token ids from 0 to 255"):
         extract_to(source, tmp_path / "out")
+
+
+@pytest.mark.parametrize("ids", [300, [7, 256]])
+def test_an_end_id_beyond_the_vocabulary_is_told(tmp_path: Path, ids: object) -> None:
+    source = write_llama_safetensors(tmp_path / "m", T0, config={"eos_token_id": ids})
+    done = extract_to(source, tmp_path / "out")
+    assert any("the vocabulary of 256 does not have" in note for note in done.notes)
+    kept = read_json(tmp_path / "out" / "index.json")["text"]["end_of_text_ids"]
+    assert kept == ([7, 2, 0] if isinstance(ids, list) else [2, 0])
 
 
 def test_a_key_of_the_tokenizer_that_nobody_knows_is_told(tmp_path: Path) -> None:

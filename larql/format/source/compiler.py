@@ -217,9 +217,11 @@ def _compile_hugging_face(checkpoint: Checkpoint, judging: Judging) -> Compiled:
     end_ids = [
         token
         for config, at in declared
-        for token in _token_ids(config.get("eos_token_id"), "eos_token_id", at, vocab)
+        for token in _token_ids(config.get("eos_token_id"), "eos_token_id", at, vocab, builder)
     ]
-    end_ids += _token_ids(declared_end_id(checkpoint.side_files), "eos_token", where, vocab)
+    end_ids += _token_ids(
+        declared_end_id(checkpoint.side_files), "eos_token", where, vocab, builder
+    )
     return _finish(
         checkpoint,
         family,
@@ -286,6 +288,7 @@ def _compile_gguf(checkpoint: Checkpoint, judging: Judging) -> Compiled:
             f"tokenizer.ggml.{key}",
             where,
             component.vocab_size,
+            builder,
         )
     ]
     builder.notes += [
@@ -380,15 +383,29 @@ def _check_rows(builder: Builder, where: str) -> None:
             )
 
 
-def _token_ids(value: object, key: str, where: str, vocab: int) -> tuple[int, ...]:
-    """Return the ids of an end-of-text key, which is absent, one id, or a list of them."""
+def _token_ids(
+    value: object, key: str, where: str, vocab: int, builder: Builder
+) -> tuple[int, ...]:
+    """Return the ids of an end-of-text key, which is absent, one id, or a list of them.
+
+    An id beyond the vocabulary, as configurations that keep a default have it, can never come up:
+    it is told and left out.
+    """
     values = value if isinstance(value, list | tuple) else [] if value is None else [value]
+    kept = []
     for v in values:
-        if not isinstance(v, int) or isinstance(v, bool) or not 0 <= v < vocab:
+        if not isinstance(v, int) or isinstance(v, bool) or v < 0:
             raise CompileError(
                 f"{where}: `{key}` is {value!r:.60}, expected token ids from 0 to {vocab - 1}"
             )
-    return tuple(values)
+        if v < vocab:
+            kept.append(v)
+        else:
+            builder.notes.append(
+                f"warning: `{key}` is {v}, which the vocabulary of {vocab} does not have; text "
+                f"does not end there"
+            )
+    return tuple(kept)
 
 
 def _same_shape(first: SourceTensor, second: SourceTensor) -> bool:
