@@ -116,8 +116,17 @@ def powers_of_two() -> npt.NDArray[np.float64]:
 
 
 def logarithm(values: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-    """Return the natural logarithm of positive numbers [n], correctly rounded; NaN stays NaN."""
-    return np.array([_ln(v) if v == v else v for v in map(float, values)], np.float64)
+    """Return the natural logarithm of numbers [n] of at least 0, correctly rounded.
+
+    NaN and infinity stay what they are; that of 0, the sum of a row that is broken, is -infinity.
+    """
+    return np.array(
+        [_ln(v) if 0.0 < v < math.inf else _edge(v) for v in map(float, values)], np.float64
+    )
+
+
+def _edge(value: float) -> float:
+    return -math.inf if value == 0.0 else value
 
 
 def _ln(value: float) -> float:

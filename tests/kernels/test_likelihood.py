@@ -89,3 +89,9 @@ def test_a_logarithm_too_near_the_middle_is_decided_by_decimal_arithmetic(
     for value in (1.5, 7.25, 1e300):
         expected = float(Context(prec=60).ln(Decimal(value)))
         assert logarithm(np.array([value]))[0] == expected
+
+
+def test_logarithms_at_the_edges() -> None:
+    found = logarithm(np.array([0.0, math.inf, math.nan, 1.0]))
+    assert found[0] == -math.inf and found[1] == math.inf and math.isnan(found[2]) and found[3] == 0
+    assert len(logarithm(np.empty(0))) == 0
