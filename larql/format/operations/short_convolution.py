@@ -16,7 +16,7 @@ __all__ = ["ShortConvolution"]
 
 @dataclass(frozen=True)
 class ShortConvolution:
-    """``o(c x * conv(b x * v x))``: a short convolution between two gates (LFM2).
+    """``o(c x * conv(b x * v x))``: a short convolution between two gates.
 
     Attributes
     ----------
