@@ -217,7 +217,7 @@ def test_missing_and_additional_operands_are_named(changed: Path, source: Path) 
 def test_another_shape_is_named(changed: Path, source: Path) -> None:
     edit_index(changed, lambda index: index["representations"][UP_OPERAND].update(shape=[64, 128]))
     (line,) = differences(changed, source)
-    assert line == f"{UP_OPERAND}: has shape [64, 128], {UP} has [128, 64]"
+    assert line == f"{UP_OPERAND}: has shape [64, 128], {UP} gives [128, 64]"
 
 
 def test_what_cannot_be_read_is_named(changed: Path, source: Path) -> None:
