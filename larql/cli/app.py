@@ -86,6 +86,9 @@ COMMANDS: Mapping[str, Command | Group] = MappingProxyType(
                     "replay": Command(
                         "Verify a run record and print it again.", "larql.cli.replay"
                     ),
+                    "plan": Command(
+                        "Judge a checkpoint without writing anything.", "larql.cli.plan"
+                    ),
                     "ops": Command(
                         "List a container's plan, operation by operation.", "larql.cli.ops"
                     ),

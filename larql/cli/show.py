@@ -103,21 +103,27 @@ def _few(hashes: list[object]) -> str | None:
     return f"{hashes[0]}{more}"
 
 
-def _layer_facts(component: Component) -> Iterator[tuple[int, str, str]]:
+def _sites(component: Component) -> tuple[str, ...]:
+    """Return the sites that a table of layers has columns for."""
+    found = {block.site for layer in component.layers for block in layer.blocks}
+    return ("attention", "ffn", *sorted(found - {"attention", "ffn"}))
+
+
+def _layer_facts(component: Component) -> Iterator[tuple[int, dict[str, str]]]:
     for layer in component.layers:
-        texts = {"attention": "", "ffn": ""}
+        texts = dict.fromkeys(_sites(component), "")
         for block in layer.blocks:
             texts[block.site] = block.mixer.brief()
-        yield layer.index, texts["attention"], texts["ffn"]
+        yield layer.index, texts
 
 
-def _folded(component: Component) -> Iterator[tuple[str, str, str]]:
+def _folded(component: Component) -> Iterator[tuple[str, ...]]:
     """Yield runs of equal layers as one row, with their half-open range."""
     rows = list(_layer_facts(component))
     first = 0
-    for i, row in enumerate(rows):
-        if i + 1 == len(rows) or rows[i + 1][1:] != row[1:]:
-            yield f"{first}:{i + 1}", row[1], row[2]
+    for i, (_, texts) in enumerate(rows):
+        if i + 1 == len(rows) or rows[i + 1][1] != texts:
+            yield f"{first}:{i + 1}", *texts.values()
             first = i + 1
 
 
@@ -131,7 +137,7 @@ def _print(container: Container, components: tuple[Component, ...]) -> None:
             f"{component.hidden_size}, vocabulary {component.vocab_size}, context "
             f"{component.context_length}, head {head}"
         )
-        render.table(["layers", "attention", "ffn"], _folded(component))
+        render.table(["layers", *_sites(component)], _folded(component))
     render.line()
     total = sum(share.elements for share in container.census()) or 1
     render.table(
@@ -187,10 +193,7 @@ def _document(container: Container, components: tuple[Component, ...]) -> dict[s
                 "vocab_size": component.vocab_size,
                 "context_length": component.context_length,
                 "tied_head": component.head.tied,
-                "layers": [
-                    {"index": i, "attention": attention, "ffn": ffn}
-                    for i, attention, ffn in _layer_facts(component)
-                ],
+                "layers": [{"index": i, **texts} for i, texts in _layer_facts(component)],
             }
             for component in components
         ],

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from larql.format.graph import Block, Component
+from larql.format.graph import Block, Component, DraftInput, PerLayerEmbedding, SoftmaxAttention
 from larql.format.index import Representation
 from larql.format.operations.contract import (
     Defect,
@@ -36,6 +36,8 @@ def block_contracts(block: Block, layer: int) -> Iterator[OperandContract]:
     yield from block.mixer.contracts(layer)
     if block.post_norm is not None:
         yield from block.post_norm.contracts(layer, f"{block.site}.post_norm")
+    if block.carrier_scale is not None:
+        yield OperandContract(block.carrier_scale, (1,), layer, f"{block.site}.carrier_scale")
 
 
 def operand_contracts(component: Component) -> tuple[OperandContract, ...]:
@@ -45,12 +47,22 @@ def operand_contracts(component: Component) -> tuple[OperandContract, ...]:
     """
     embed, head = component.embed, component.head
     contracts = [OperandContract(embed.weight, (embed.vocab, embed.width), None, "embed")]
+    if component.draft_input is not None:
+        contracts.extend(_draft_contracts(component.draft_input))
+    if component.per_layer is not None:
+        contracts.append(component.per_layer.contract())
     for layer in component.layers:
         for block in layer.blocks:
             contracts.extend(block_contracts(block, layer.index))
     contracts.extend(head.norm.contracts(None, "head.norm"))
     contracts.append(OperandContract(head.weight, (head.vocab, head.width), None, "head"))
     return tuple(contracts)
+
+
+def _draft_contracts(entry: DraftInput) -> Iterator[OperandContract]:
+    yield from entry.embedding_norm.contracts(None, "draft_input.embedding_norm")
+    yield from entry.hidden_norm.contracts(None, "draft_input.hidden_norm")
+    yield from entry.projection.contracts(None, "draft_input.projection")
 
 
 def check_geometry(component: Component) -> list[Defect]:
@@ -70,6 +82,17 @@ def _check_component(component: Component) -> Iterator[Defect]:
     )
     yield from equal(f"{where}.embedding", "vocab", embed.vocab, vocab)
     yield from equal(f"{where}.embedding", "width", embed.width, hidden)
+    entry = component.draft_input
+    if (entry is not None) != (component.role == "draft"):
+        yield Defect(where, "a draft input belongs to the role draft, and to no other")
+    if entry is not None:
+        at = f"{where}.draft_input"
+        yield from entry.embedding_norm.defects(hidden, at)
+        yield from entry.hidden_norm.defects(hidden, at)
+        yield from entry.projection.defects(hidden, 2 * hidden, at, "projection")
+    table = component.per_layer
+    if table is not None:
+        yield from table.defects(vocab, len(component.layers), f"{where}.per_layer")
     for layer in component.layers:
         at = f"{where}.layer.{layer.index:03d}"
         sites = [block.site for block in layer.blocks]
@@ -77,6 +100,7 @@ def _check_component(component: Component) -> Iterator[Defect]:
             yield Defect(at, f"has two blocks at one site ({', '.join(sites)})")
         for block in layer.blocks:
             yield from _check_block(block, hidden, f"{at} {block.site}")
+            yield from _check_sources(component, block, layer.index, f"{at} {block.site}")
     at = f"{where}.output_head"
     yield from equal(at, "vocab", head.vocab, vocab)
     yield from equal(at, "width", head.width, hidden)
@@ -89,12 +113,36 @@ def _check_component(component: Component) -> Iterator[Defect]:
 def _check_block(block: Block, hidden: int, where: str) -> Iterator[Defect]:
     mixer = block.mixer
     if block.site != mixer.site:
-        yield Defect(where, f"holds {type(mixer).__name__}, which belongs to the other site")
+        yield Defect(where, f"holds {type(mixer).__name__}, which belongs to {mixer.site}")
     if block.norm is not None:
         yield from block.norm.defects(hidden, where)
     yield from mixer.defects(hidden, where)
     if block.post_norm is not None:
         yield from block.post_norm.defects(hidden, where)
+
+
+def _check_sources(component: Component, block: Block, layer: int, where: str) -> Iterator[Defect]:
+    """Yield what is wrong with what a block takes from outside of its layer."""
+    mixer = block.mixer
+    if isinstance(mixer, PerLayerEmbedding):
+        table = component.per_layer
+        if table is None:
+            yield Defect(where, "looks its embeddings up, but the component has no table for them")
+        else:
+            yield from equal(where, "width", mixer.width, table.width)
+    if isinstance(mixer, SoftmaxAttention) and mixer.shared is not None:
+        kept = [
+            spec
+            for earlier in component.layers[: min(layer, mixer.shared + 1)]
+            for other in earlier.blocks
+            for spec in other.mixer.state(earlier.index)
+        ]
+        if mixer.rows(mixer.shared) not in kept:
+            yield Defect(
+                where,
+                f"shares the keys and values of layer {mixer.shared}, which keeps none before it "
+                f"of that form and window",
+            )
 
 
 def check_closure(

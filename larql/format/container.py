@@ -10,10 +10,11 @@ from pathlib import Path
 
 from larql.errors import BindingDefect, ContainerError, LarqlError, SourceError, UsageError
 from larql.format.atomic import recover
+from larql.format.banks import region_schema
 from larql.format.closure import Defect, check_closure, check_geometry
 from larql.format.digest import sha256_of
 from larql.format.generation import Generation, generation_of
-from larql.format.graph import Component, Graph
+from larql.format.graph import Component, Graph, RoutedFfn
 from larql.format.graph_json import graph_from_json
 from larql.format.index import (
     INDEX_NAME,
@@ -23,6 +24,10 @@ from larql.format.index import (
     load_json,
     read_index_document,
 )
+from larql.format.lyrw.v2 import BankFile
+from larql.format.moe.defects import manifest_defects
+from larql.format.moe.from_graph import manifest_of
+from larql.format.moe.manifest_json import manifest_from_json
 from larql.format.progress import Progress
 from larql.format.segment import Segment, hash_file
 
@@ -78,6 +83,7 @@ class Container:
         _schema, document = read_index_document(path)
         self.index: Index = index_from_json(document, str(path / INDEX_NAME))
         self._segments: dict[str, Segment] = {}
+        self._bank_files: dict[str, BankFile] = {}
         self._checked: set[str] = set()
 
     @property
@@ -173,6 +179,18 @@ class Container:
             self._segments[name] = Segment(self.path / name)
         return self._segments[name]
 
+    def bank_file(self, name: str) -> BankFile:
+        """Open a file of expert banks by the name under which the index lists it.
+
+        Raises
+        ------
+        ContainerError, GenerationError, UnsupportedRefusal
+            If the file is missing or malformed.
+        """
+        if name not in self._bank_files:
+            self._bank_files[name] = BankFile(self.path / name, self.index.schema)
+        return self._bank_files[name]
+
     def text_files(self) -> dict[str, Path]:
         """Return the container's files outside segments, graph and manifest, by name."""
         own = {self.index.system_graph, self.index.moe_manifest, *self.index.segments}
@@ -225,12 +243,43 @@ def verify_container(container: Container, progress: Progress) -> list[Defect]:
     for name in index.components:
         if name not in {component.id for component in graph.components}:
             defects.append(Defect(name, "component is listed in the index but not in the graph"))
+    defects.extend(_verify_manifest(container, graph))
     damaged = {defect.where for defect in defects}
     for representation in index.representations.values():
         defect = _verify_representation(container, representation)
         if defect is not None and representation.segment not in damaged:
             defects.append(defect)
     return defects
+
+
+def _verify_manifest(container: Container, graph: Graph) -> Iterator[Defect]:
+    """Hold the manifest of routed experts against itself and the graph."""
+    index, component = container.index, graph.components[0]
+    files = {
+        layer.index: index.representations[block.mixer.bank.down].segment
+        for layer in component.layers
+        for block in layer.blocks
+        if isinstance(block.mixer, RoutedFfn) and block.mixer.bank.down in index.representations
+    }
+    name = index.moe_manifest
+    if name is None:
+        if files:
+            yield Defect(INDEX_NAME, "names no manifest, but experts are routed to")
+        return
+    path = container.path / name
+    try:
+        manifest = manifest_from_json(load_json(path), str(path))
+    except LarqlError as error:
+        yield Defect(name, str(error).removeprefix(f"{path}: "))
+        return
+    for defect in manifest_defects(manifest):
+        yield Defect(name, defect.message)
+    try:
+        meant = manifest_of(component, files)
+    except KeyError:
+        return  # an operand of experts is missing, which is a defect of its own
+    if manifest != meant:
+        yield Defect(name, "is not the manifest that the graph implies")
 
 
 def _verify_files(container: Container, progress: Progress) -> Iterator[Defect]:
@@ -263,8 +312,11 @@ def _verify_files(container: Container, progress: Progress) -> Iterator[Defect]:
 
 def _verify_representation(container: Container, value: Representation) -> Defect | None:
     try:
-        segment = container.segment(value.segment)
-        segment.check(value.tensor, value.encoding, value.shape)
+        if container.index.holds_banks(value.segment):
+            region_schema(container.bank_file(value.segment), value)
+        else:
+            segment = container.segment(value.segment)
+            segment.check(value.tensor, value.encoding, value.shape)
     except LarqlError as error:
         text = str(error).removeprefix(f"{container.path}/")
         return Defect(value.segment, f"operand {value.operand}: {text}")

@@ -26,10 +26,23 @@ _OPS: dict[str, type] = {
     "linear": g.Linear,
     "rope": g.Rope,
     "embed": g.Embed,
+    "latent_attention": g.LatentAttention,
     "softmax_attention": g.SoftmaxAttention,
+    "gated_delta": g.GatedDelta,
+    "kda": g.Kda,
+    "ssm": g.Ssm,
+    "short_convolution": g.ShortConvolution,
+    "convolution": g.Convolution,
     "dense_ffn": g.DenseFfn,
+    "routed_ffn": g.RoutedFfn,
+    "per_layer_embedding": g.PerLayerEmbedding,
+    "per_layer_table": g.PerLayerTable,
     "head": g.Head,
+    "draft_input": g.DraftInput,
     "kv_rows": g.KvRows,
+    "latent_rows": g.LatentRows,
+    "recurrent": g.Recurrent,
+    "convolution_rows": g.ConvolutionRows,
 }
 _NAMES = {cls: name for name, cls in _OPS.items()}
 _HINTS: dict[type, dict[str, object]] = {

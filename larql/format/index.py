@@ -163,6 +163,23 @@ class Index:
     derived_from_model: str | None = None
     extra: Mapping[str, object] = field(default_factory=dict)
 
+    def holds_banks(self, segment: str) -> bool:
+        """Return whether a segment is a file of expert banks and not one of tensors.
+
+        Raises
+        ------
+        UnsupportedRefusal
+            If it is neither.
+        """
+        entry = self.segments.get(segment)
+        schema = "safetensors" if entry is None else entry.extra.get("schema", "safetensors")
+        if schema not in ("safetensors", "lyrw"):
+            raise UnsupportedRefusal(
+                f"segment {segment} has schema {schema!r:.60}; this build knows safetensors and "
+                f"lyrw"
+            )
+        return schema == "lyrw"
+
     def by_operand(self) -> dict[str, Representation]:
         """Return the representation bound to each operand when none is asked for by name."""
         bound: dict[str, Representation] = {}

@@ -20,26 +20,41 @@ from larql.kernels.jit import (
     compiled_entry,
     kernel,
 )
-from larql.kernels.math import erf, exp, gelu_erf, gelu_tanh, relu, relu2, sigmoid, silu, tanh
+from larql.kernels.math import (
+    erf,
+    exp,
+    gelu_erf,
+    gelu_tanh,
+    relu,
+    relu2,
+    sigmoid,
+    silu,
+    softplus,
+    tanh,
+)
 from larql.kernels.memory import address_of, load, load_i64, load_part, store, store_part, words
 from larql.kernels.threads import begin, submit
 
-__all__ = ["KINDS", "Kind", "activate", "elementary", "gate"]
+__all__ = ["ACTIVATIONS", "KINDS", "Kind", "activate", "elementary", "gate"]
 
 Kind = Literal["silu", "gelu_tanh", "gelu_erf", "relu", "relu2", "sigmoid"]
 KINDS: tuple[Kind, ...] = ("silu", "gelu_tanh", "gelu_erf", "relu", "relu2", "sigmoid")
 _SHARE = 4096  # elements of a task: below this a second thread costs more than it saves
 
-_FUNCTIONS: Mapping[str, Callable[[Any], Any]] = {
+ACTIVATIONS: Mapping[str, Callable[[Any], Any]] = {
     "silu": silu,
     "gelu_tanh": gelu_tanh,
     "gelu_erf": gelu_erf,
     "relu": relu,
     "relu2": relu2,
     "sigmoid": sigmoid,
+}
+_FUNCTIONS: Mapping[str, Callable[[Any], Any]] = {
+    **ACTIVATIONS,
     "exp": exp,
     "tanh": tanh,
     "erf": erf,
+    "softplus": softplus,
 }
 
 
@@ -123,7 +138,7 @@ def activate(x: npt.NDArray[np.float32], kind: Kind, out: npt.NDArray[np.float32
 
 
 def elementary(x: npt.NDArray[np.float32], name: str, out: npt.NDArray[np.float32]) -> None:
-    """Write f(x) to `out`, f an activation or one of exp, tanh, erf."""
+    """Write f(x) to `out`, f an activation or one of exp, tanh, erf, softplus."""
     float_matrix(x, x.shape, "x")
     float_matrix(out, x.shape, "out")
     submit(

@@ -266,7 +266,7 @@ def attend(
     spanned = (start + tokens - 1) // BLOCK + 1 - first
     pieces = 4 * threads()
     # A single position is split whatever it sees, so that its calls are those of every position.
-    split = tokens * group <= _SPLIT_ROWS and (spanned > 1 or tokens == 1)
+    split = tokens == 1 or (tokens * group <= _SPLIT_ROWS and spanned > 1)
     share = tokens if split else max(1, min(_ROWS // group, -(-tokens * kv_heads // pieces)))
     rows = share * group
     place, slot = scratch(2 * rows * step + 4 * rows * (dims + BLOCK))

@@ -19,6 +19,7 @@ from larql.kernels.jit import (
     Variant,
     compiled_address,
     compiled_entry,
+    device,
     kernel,
 )
 from larql.kernels.math import tanh
@@ -33,9 +34,9 @@ from larql.kernels.memory import (
     words,
 )
 from larql.kernels.threads import begin, submit
-from larql.kernels.vector import fma, splat
+from larql.kernels.vector import fma, select, splat
 
-__all__ = ["add_row", "add_scaled", "scale", "softcap"]
+__all__ = ["add_row", "add_scaled", "clamp", "scale", "softcap"]
 
 _SHARE = 16384
 
@@ -76,6 +77,24 @@ def _softcap(variant: Any, p: int, task: int, worker: int) -> None:
         at += 16
     if at < end:
         store_part(x + at * 4, cap * tanh(load_part(x + at * 4, end - at) / cap), end - at)
+
+
+@device
+def _cut(x: Any, most: Any) -> Any:
+    low = select(x < splat(-most), splat(-most), x)
+    return select(splat(most) < low, splat(most), low)
+
+
+@kernel
+def _clamp(variant: Any, p: int, task: int, worker: int) -> None:
+    x, size, most = load_i64(p), load_i64(p + 8), load_f32(p + 16)
+    at = task * _SHARE
+    end = min(at + _SHARE, size)
+    while at + 16 <= end:
+        store(x + at * 4, _cut(load(x + at * 4), most))
+        at += 16
+    if at < end:
+        store_part(x + at * 4, _cut(load_part(x + at * 4, end - at), most), end - at)
 
 
 @kernel
@@ -193,6 +212,19 @@ def softcap(x: npt.NDArray[np.float32], cap: float) -> None:
     if not cap > 0:
         raise ValueError(f"a soft cap must be positive, found {cap}")
     _in_place(_softcap, x, cap)
+
+
+def clamp(x: npt.NDArray[np.float32], most: float) -> None:
+    """Cut `x` (float32, C-contiguous) to -most .. most in place; NaN stays NaN.
+
+    Raises
+    ------
+    ValueError
+        When `x` is no such array or `most` is not positive.
+    """
+    if not most > 0:
+        raise ValueError(f"a bound must be positive, found {most}")
+    _in_place(_clamp, x, most)
 
 
 def _in_place(function: Any, x: npt.NDArray[np.float32], factor: float) -> None:

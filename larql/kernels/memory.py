@@ -21,12 +21,14 @@ __all__ = [
     "load_f32",
     "load_f64",
     "load_i64",
+    "load_most",
     "load_part",
     "store",
     "store_f32",
     "store_f64",
     "store_i32",
     "store_i64",
+    "store_most",
     "store_part",
     "words",
 ]
@@ -216,6 +218,21 @@ def store_part(typingctx: Any, address: Any, value: Any, count: Any) -> Any:
         return context.get_dummy_value()
 
     return types.void(types.int64, F32, types.int64), emit
+
+
+@device
+def load_most(address: int, count: int) -> Any:
+    """Return `count` <= 16 float32 in the first lanes, zero in the others."""
+    return load(address) if count == LANES else load_part(address, count)
+
+
+@device
+def store_most(address: int, value: Any, count: int) -> None:
+    """Write the first `count` <= 16 lanes."""
+    if count == LANES:
+        store(address, value)
+    else:
+        store_part(address, value, count)
 
 
 @instruction

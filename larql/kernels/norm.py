@@ -99,14 +99,17 @@ def _shift(bias: int, at: int, count: int) -> Any:
 
 @kernel
 def _rms(variant: Any, p: int, task: int, worker: int) -> None:
-    x, weight, out = load_i64(p), load_i64(p + 8), load_i64(p + 24)
+    x, weights, out = load_i64(p), load_i64(p + 8), load_i64(p + 24)
     rows, width, share = load_i64(p + 32), load_i64(p + 40), load_i64(p + 48)
-    offset, eps = splat(load_f32(p + 56)), load_f32(p + 64)
+    offset, eps, cycle = splat(load_f32(p + 56)), load_f32(p + 64), load_i64(p + 72)
     for row in range(task * share, min(rows, (task + 1) * share)):
         source, target = x + row * width * 4, out + row * width * 4
         mean = _squares(source, width) / np.float32(width)
         rate = splat(_ONE / root(mean + eps))
         whole = width // 16 * 16
+        weight = 0
+        if weights != 0:
+            weight = weights + row % cycle * width * 4
         for at in range(0, whole, 16):
             value = load(source + at * 4) * rate
             store(target + at * 4, value * _factor(weight, at, 16, offset))
@@ -147,7 +150,7 @@ def _enter(
     begin(run, pool, function, tasks, words((
         address_of(x), address_of(weight) if weight.size else 0,
         address_of(bias) if bias.size else 0, address_of(out), rows, width, share,
-        np.float32(offset), np.float32(eps),
+        np.float32(offset), np.float32(eps), weight.size // max(1, width),
     )))  # fmt: skip
 
 
@@ -174,8 +177,9 @@ def rms_norm(
     ----------
     x, out : float32 [T, H], C-contiguous
         May be the same array; [T * heads, dim] normalises heads.
-    weight : float32 [H] or None
-        None stands for a factor of one, without offset.
+    weight : float32 [H], [n * H] or None
+        With n times as many, row r has those of part r mod n. None stands for a factor of one,
+        without offset.
     offset : float
         Added to the weight: 1 where a model stores weights around zero.
     eps : float
@@ -198,7 +202,7 @@ def layer_norm(
 ) -> None:
     """Write (x - mean) / sqrt(variance + eps) * (weight + offset) + bias to `out`, row by row.
 
-    Parameters are those of `rms_norm`; `bias` is float32 [H] or None.
+    Parameters are those of `rms_norm`, the weight [H]; `bias` is float32 [H] or None.
     """
     _normalise(_layer, x, weight, bias, offset, eps, out)
 
@@ -218,7 +222,7 @@ def _normalise(
     shift = EMPTY if bias is None else bias
     if (
         out.shape != shape
-        or (weight is not None and factor.shape != (width,))
+        or (weight is not None and not _serves(factor, x, cycled=function is _rms))
         or (bias is not None and shift.shape != (width,))
     ):
         _explain(x, weight, bias, out)
@@ -230,6 +234,15 @@ def _normalise(
         )  # fmt: skip
     except TypeError:
         _explain(x, weight, bias, out)
+
+
+def _serves(weight: npt.NDArray[np.float32], x: npt.NDArray[np.float32], cycled: bool) -> bool:
+    """Return whether a weight has the rows' width, or that of several of them where it may."""
+    rows, width = x.shape
+    if weight.ndim != 1 or weight.size < 1 or not width:
+        return weight.shape == (width,)
+    parts = weight.size // width
+    return weight.size == width or (cycled and weight.size == parts * width and rows % parts == 0)
 
 
 def _explain(

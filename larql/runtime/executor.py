@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+from larql.format.graph import kept_by
 from larql.runtime.backends.base import Backend, Carrier
 from larql.runtime.plan import Plan
 from larql.runtime.state import State
 from larql.runtime.taps import Taps
+from larql.runtime.token_inputs import TokenInputs
 
 __all__ = ["traverse"]
 
 
 def traverse(
-    plan: Plan, backend: Backend, state: State, taps: Taps | None, carrier: Carrier
+    plan: Plan,
+    backend: Backend,
+    state: State,
+    taps: Taps | None,
+    tokens: TokenInputs | None,
+    carrier: Carrier,
 ) -> Carrier:
     """Carry hidden states through a plan's layers.
 
@@ -24,6 +31,8 @@ def traverse(
         Rows of the new positions are stored in its regions; its length is not changed.
     taps : Taps or None
         Told of each write to the carrier.
+    tokens : TokenInputs or None
+        What the layers' own embeddings are made of, where the component has any.
     carrier : float32 ``[T, hidden]``
         Hidden states of positions ``state.length .. state.length + T``.
 
@@ -35,9 +44,10 @@ def traverse(
         taps.wrote(carrier)
     for layer in plan.layers:
         for block in layer.blocks:
-            regions = state.at(layer.index, block.site)
+            regions = state.at(kept_by(block, layer.index), block.site)
             inner = None if taps is None else taps.block
-            carrier = backend.write(block, carrier, regions, state.length, inner)
+            own = None if tokens is None else tokens.of_layer(layer.index)
+            carrier = backend.write(block, carrier, regions, state.length, inner, own)
             if taps is not None:
                 taps.wrote(carrier)
     return carrier

@@ -1,7 +1,9 @@
 """One plane of hidden states for each layer boundary, written as layers complete.
 
 Each layer runs as a :class:`~larql.runtime.slices.LayerRange` from one plane to the next, so a
-resumed dump continues from the last plane on disk with the bits that an unbroken one has.
+resumed dump continues from the last plane on disk with the bits that an unbroken one has. Where
+layers need more than the hidden states that enter them, all run together, and a resumed dump
+begins again.
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ import numpy.typing as npt
 
 from larql.errors import OutputError, UsageError
 from larql.format.atomic import explain_os_error, write_file
+from larql.format.graph import separable
 from larql.format.progress import Progress
 from larql.format.segment import hash_file
 from larql.provenance import sidecar_path, write_sidecar
@@ -111,19 +114,32 @@ def dump_layers(
     identity = {key: run.provenance(tokens, len(tokens))[key] for key in _IDENTITY}
     identity["sites"] = sites
     planes = _open_directory(directory, identity, resume)
+    apart = separable(plan.component)
+    planes = planes if apart else 0
     writer = _Writer(run, tokens, directory)
     progress.start("layers", len(plan.layers))
     began = time.perf_counter()
     if planes:
         writer.keep(name for k in range(planes) for name in _plane_names(plan, k, sites))
         carrier, done = _read_plane(directory / _plane_name(planes - 1)), planes - 1
-    else:
+    elif apart:
         ids = np.asarray(tokens, dtype=np.int64)
         carrier, done = run.prepared.backend.embed(plan.component.embed, ids), 0
         writer.write(_plane_name(0), [carrier], carrier.shape[1])
+    else:
+        watch = SiteWatch(run.options.chunk or run.prepared.backend.default_chunk)
+        session = Session(run.prepared, len(tokens), run.options.chunk, watch)
+        carrier, done = session.advance(tokens), 0
+        together = iter(watch.carriers())
+        writer.write(_plane_name(0), [next(together)], carrier.shape[1])
     progress.advance(done)
     for k in range(done, len(plan.layers)):
-        carrier, middle = _run_layer(run, k, carrier, sites)
+        if apart:
+            carrier, middle = _run_layer(run, k, carrier, sites)
+        else:
+            writes = [(block.site, next(together)) for block in plan.layers[k].blocks]
+            carrier = writes[-1][1]
+            middle = [plane for site, plane in writes if sites and site == "attention"]
         for name, plane in zip(_plane_names(plan, k + 1, sites), (*middle, carrier), strict=True):
             writer.write(name, [plane], carrier.shape[1])
         progress.advance(1)

@@ -63,12 +63,20 @@ def operations(plan: Plan) -> Iterator[Operation]:
         embed = component.embed
         detail = f"{embed.vocab} rows of {embed.width}, scale {embed.scale:.9g}"
         yield Operation(None, "embed", "embed", detail, (outer["embed"],))
+        table = component.per_layer
+        if table is not None:
+            detail = (
+                f"{table.vocab} rows of {table.width} for each of {table.layers} layers, scale "
+                f"{table.scale:.9g}"
+            )
+            yield Operation(None, "embed", "per_layer_table", detail, (table.contract(),))
     for layer in plan.layers:
         for block in layer.blocks:
             contracts = list(block_contracts(block, layer.index))
             before = [c for c in contracts if c.use.startswith(f"{block.site}.norm")]
             after = [c for c in contracts if c.use.startswith(f"{block.site}.post_norm")]
-            inner = [c for c in contracts if c not in before and c not in after]
+            scaled = [c for c in contracts if c.use == f"{block.site}.carrier_scale"]
+            inner = [c for c in contracts if c not in (*before, *after, *scaled)]
             if block.norm is not None:
                 yield _norm(block.norm, layer.index, block.site, before)
             mixer = block.mixer
@@ -78,6 +86,9 @@ def operations(plan: Plan) -> Iterator[Operation]:
             if block.residual_scale != 1.0:
                 text = f"{block.residual_scale:.9g}"
                 yield Operation(layer.index, block.site, "residual_scale", text, ())
+            if scaled:
+                text = "the whole carrier"
+                yield Operation(layer.index, block.site, "carrier_scale", text, tuple(scaled))
     if plan.has_head:
         head = component.head
         norms = [c for use, c in outer.items() if use.startswith("head.norm")]

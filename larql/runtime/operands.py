@@ -8,11 +8,13 @@ import numpy as np
 import numpy.typing as npt
 
 from larql.errors import BindingDefect, ContainerError
+from larql.format.banks import region_schema
 from larql.format.container import Container
 from larql.format.encoding import Encoding
+from larql.format.index import Representation
 from larql.format.segment import Segment
 
-__all__ = ["OperandStore", "StoredOperand"]
+__all__ = ["OperandStore", "StoredBank", "StoredOperand"]
 
 
 @dataclass(frozen=True)
@@ -42,6 +44,32 @@ class StoredOperand:
         return StoredOperand(self.name, self.encoding, (len(stored), columns), stored.reshape(-1))
 
 
+@dataclass(frozen=True)
+class StoredBank:
+    """The stored bytes of an operand that has an entry for each expert.
+
+    Attributes
+    ----------
+    name : str
+        ``<object>/<tensor>``.
+    encoding : Encoding
+    shape : tuple of int
+        ``[experts, rows, columns]``, or ``[experts, columns]`` of vectors.
+    entries : tuple of uint8 ``[nbytes]``
+        Read-only views of the mapped file, one for each expert.
+    """
+
+    name: str
+    encoding: Encoding
+    shape: tuple[int, ...]
+    entries: tuple[npt.NDArray[np.uint8], ...]
+
+    def entry(self, expert: int) -> StoredOperand:
+        """Return one expert's matrix or vector."""
+        name = f"{self.name}[{expert}]"
+        return StoredOperand(name, self.encoding, self.shape[1:], self.entries[expert])
+
+
 class OperandStore:
     """Fetches operands of one container.
 
@@ -64,7 +92,7 @@ class OperandStore:
         self.bytes_read = 0
         self._fetched: dict[str, tuple[Segment, str]] = {}
 
-    def fetch(self, name: str, shape: tuple[int, ...]) -> StoredOperand:
+    def fetch(self, name: str, shape: tuple[int, ...]) -> StoredOperand | StoredBank:
         """Map one operand.
 
         Parameters
@@ -91,6 +119,8 @@ class OperandStore:
                 f"expected {list(shape)}"
             )
         try:
+            if self.container.index.holds_banks(representation.segment):
+                return self._fetch_bank(representation)
             segment = self.container.segment(representation.segment)
             segment.check(representation.tensor, representation.encoding, shape)
             self.container.check_bytes(representation.segment)
@@ -101,6 +131,17 @@ class OperandStore:
         self.reads += 1
         self.bytes_read += int(data.nbytes)
         return StoredOperand(name, representation.encoding, shape, data)
+
+    def _fetch_bank(self, value: Representation) -> StoredBank:
+        file = self.container.bank_file(value.segment)
+        bank_id, schema = region_schema(file, value)
+        self.container.check_bytes(value.segment)
+        entries = tuple(
+            file.stored_bytes(bank_id, entry, schema) for entry in range(value.shape[0])
+        )
+        self.reads += len(entries)
+        self.bytes_read += sum(int(entry.nbytes) for entry in entries)
+        return StoredBank(value.operand, value.encoding, value.shape, entries)
 
     def prefault(self, name: str) -> None:
         """Bring an operand that has been fetched into memory.

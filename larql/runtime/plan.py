@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from larql.errors import UsageError
+from larql.errors import UnsupportedRefusal, UsageError
 from larql.format.closure import OperandContract, operand_contracts
 from larql.format.container import Container
-from larql.format.graph import Component, Layer, StateSpec, state_schema
+from larql.format.graph import Component, Layer, StateSpec, kept_by, state_schema
 from larql.runtime.slices import Draft, ExecutionSlice, Full, LayerRange, layers_of
 
 __all__ = ["Plan", "check_tokens", "make_plan"]
@@ -55,7 +55,7 @@ class Plan:
         for contract in operand_contracts(self.component):
             if contract.layer is not None:
                 needed = contract.layer in executed
-            elif contract.use == "embed":
+            elif contract.use.startswith("embed"):
                 needed = self.embeds
             else:
                 needed = self.has_head
@@ -66,12 +66,14 @@ class Plan:
     def swept(self) -> tuple[OperandContract, ...]:
         """Return the operands that each step reads as a whole.
 
-        These are all but the embedding, of which a step reads one row for each position, unless
-        it is the head's weight too.
+        These are all but the experts, of which a step reads those chosen, and the embeddings, of
+        which it reads one row for each position, unless one is the head's weight too.
         """
-        embed = self.component.embed.weight
-        tied = self.has_head and self.component.head.weight == embed
-        return tuple(c for c in self.contracts() if tied or c.name != embed)
+        component = self.component
+        looked_up = set() if component.per_layer is None else {component.per_layer.weight}
+        if not (self.has_head and component.head.weight == component.embed.weight):
+            looked_up.add(component.embed.weight)
+        return tuple(c for c in self.contracts() if c.chosen is None and c.name not in looked_up)
 
     def state(self) -> tuple[StateSpec, ...]:
         """Return the continuation state of the executed layers."""
@@ -86,12 +88,39 @@ def make_plan(container: Container, component: str, wanted: ExecutionSlice) -> P
     ------
     UsageError
         If there is no such component, or the slice does not fit it.
-    ContainerError, UnsupportedRefusal
+    ContainerError
         If the graph cannot be read.
+    UnsupportedRefusal
+        If this build does not know the graph, or the component only drafts.
     """
     found = container.component(component)
+    if found.role != "decoder":
+        raise UnsupportedRefusal(
+            f"{container.path}: component {component!r} drafts for another one and does not run by "
+            f"itself; this build executes decoders"
+        )
     layers = layers_of(wanted, len(found.layers))
+    if isinstance(wanted, LayerRange):
+        _refuse_dependent(found, wanted)
     return Plan(found, wanted, tuple(found.layers[i] for i in layers))
+
+
+def _refuse_dependent(component: Component, wanted: LayerRange) -> None:
+    """Refuse a range of layers that need more than the hidden states that enter it."""
+    if component.per_layer is not None:
+        raise UsageError(
+            f"layers {wanted.start}:{wanted.end}: each layer adds an embedding of the token, which "
+            f"hidden states do not tell; run the whole component or a draft"
+        )
+    for layer in component.layers[wanted.start : wanted.end]:
+        for block in layer.blocks:
+            source = kept_by(block, layer.index)
+            if source < wanted.start:
+                raise UsageError(
+                    f"layers {wanted.start}:{wanted.end}: layer {layer.index} attends to the keys "
+                    f"and values of layer {source}, which the range leaves out; begin at layer "
+                    f"{source} or before"
+                )
 
 
 def check_tokens(tokens: Sequence[int], vocab: int) -> None:

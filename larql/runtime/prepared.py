@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from larql.format.container import Container
 from larql.runtime.backends.base import Backend
-from larql.runtime.operands import OperandStore
+from larql.runtime.operands import OperandStore, StoredBank
 from larql.runtime.plan import Plan, make_plan
 from larql.runtime.slices import ExecutionSlice
 
@@ -73,7 +73,11 @@ def prepare(
     plan = make_plan(container, component, wanted)
     store = OperandStore(container)
     for contract in plan.contracts():
-        backend.bind(store.fetch(contract.name, contract.shape))
+        found = store.fetch(contract.name, contract.shape)
+        if isinstance(found, StoredBank):
+            backend.bind_bank(found)
+        else:
+            backend.bind(found)
     if prefault:
         for contract in plan.swept():
             store.prefault(contract.name)

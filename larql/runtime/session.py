@@ -17,6 +17,7 @@ from larql.runtime.plan import check_tokens
 from larql.runtime.prepared import PreparedOperands
 from larql.runtime.state import State, StateSnapshot
 from larql.runtime.taps import Taps
+from larql.runtime.token_inputs import TokenInputs
 
 __all__ = ["Session"]
 
@@ -59,6 +60,7 @@ class Session:
         self._observer = observer
         self._single: Taps | None = None
         self._several: Taps | None = None
+        self._one_token: TokenInputs | None = None
         if observer is not None:
             self.chunk = min(self.chunk, observer.most)
         self.state = State(
@@ -154,18 +156,20 @@ class Session:
         entry = self.state.mark(several=count > self.chunk)
         began = self.position
         observer = self._observer
-        walk = partial(traverse, self.plan, self._backend, self.state, None)
         parts = []
         try:
             if observer is not None:
                 observer.begin_step()
             for first in range(0, count, self.chunk):
                 last = min(first + self.chunk, count)
+                ids = None if tokens is None else tokens[first:last]
+                carrier = rows(first, last)
+                inputs = None if ids is None else self._inputs(ids, carrier)
                 if observer is None:
-                    part = self._backend.advance(walk, self.plan, self.state, rows(first, last))
+                    walk = partial(traverse, self.plan, self._backend, self.state, None, inputs)
+                    part = self._backend.advance(walk, self.plan, self.state, carrier)
                 else:
-                    ids = None if tokens is None else tokens[first:last]
-                    part = self._observed(observer, rows(first, last), ids)
+                    part = self._observed(observer, carrier, ids, inputs)
                 parts.append(part)
                 self.state.length = began + last
             if observer is not None:
@@ -178,14 +182,18 @@ class Session:
         return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
     def _observed(
-        self, observer: SessionObserver, carrier: Carrier, tokens: npt.NDArray[np.int64] | None
+        self,
+        observer: SessionObserver,
+        carrier: Carrier,
+        tokens: npt.NDArray[np.int64] | None,
+        inputs: TokenInputs | None,
     ) -> Carrier:
         """Advance by one block of positions, and show it to the observer."""
         start, count = self.position, len(carrier)
         taps = self._taps_for(observer, count)
         changes = observer.changes(start, count)
         taps.begin(changes)
-        walk = partial(traverse, self.plan, self._backend, self.state, taps)
+        walk = partial(traverse, self.plan, self._backend, self.state, taps, inputs)
         if changes is None:
             carrier = self._backend.advance(walk, self.plan, self.state, carrier)
         else:
@@ -193,6 +201,20 @@ class Session:
             carrier = walk(carrier)
         observer.saw(start, tokens, taps, self.state)
         return carrier
+
+    def _inputs(self, ids: npt.NDArray[np.int64], carrier: Carrier) -> TokenInputs | None:
+        """Return what tokens give to layers beside the carrier, which is their embedding now."""
+        table = self.plan.component.per_layer
+        if table is None:
+            return None
+        made = TokenInputs(carrier.copy(), self._backend.look_up(table, ids))
+        if len(ids) > 1:
+            return made
+        if self._one_token is None:
+            self._one_token = made
+        # A recorded step reads the memory that it was recorded with.
+        self._one_token.put(made)
+        return self._one_token
 
     def _taps_for(self, observer: SessionObserver, count: int) -> Taps:
         if count == 1:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from larql.format.graph import Block, SoftmaxAttention
+from larql.format.graph import Block, LatentAttention, SoftmaxAttention
 from larql.runtime.plan import Plan
 
 __all__ = ["BlockTaps", "Changes", "Keep", "Routing", "Taps"]
@@ -34,7 +34,8 @@ class Keep:
     heads : bool
         Each attention head's mixed values, before the output projection.
     queries : bool
-        Each attention head's query, after norm and rotation.
+        Each attention head's query, after norm and rotation; of latent attention as it is carried
+        over to latent rows.
     """
 
     heads: bool = False
@@ -78,7 +79,7 @@ class BlockTaps:
         self.queries: Float32 | None = None
         self.routing: Routing | None = None
         mixer = block.mixer
-        if isinstance(mixer, SoftmaxAttention):
+        if isinstance(mixer, SoftmaxAttention | LatentAttention):
             if keep.heads:
                 self.heads = np.empty((count, mixer.heads, mixer.value_dim), np.float32)
             if keep.queries:

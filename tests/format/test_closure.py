@@ -230,7 +230,7 @@ def test_a_mixer_stands_at_its_own_site(document: Any) -> None:
         block = {"site": site, "mixer": mixer, "residual_scale": 1.0}
         changed = _consistent_state(replaced(document, LAYER0, [block]))
         (defect,) = check_geometry(component(changed))
-        assert "belongs to the other site" in defect.problem
+        assert "which belongs to" in defect.problem
 
 
 @pytest.mark.parametrize("word", ["heads", "key_dim", "dims", "outputs"])

@@ -447,10 +447,10 @@ def test_a_repository_that_changes_while_it_is_fetched(
     hub: HubServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     old = hub.repo("org/model").commit({"model.safetensors": b"old"})
-    listed = hub_module._list(HubName("org/model", None, None))
+    listed = hub_module.list_files(HubName("org/model", None, None))
     assert listed[0] == old
     hub.repo("org/model").commit({"model.safetensors": b"new"})
-    monkeypatch.setattr(hub_module, "_list", lambda name: listed)
+    monkeypatch.setattr(hub_module, "list_files", lambda name: listed)
     with pytest.raises(FetchError, match="has just been changed"):
         locate("hf://org/model")
 

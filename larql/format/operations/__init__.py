@@ -9,8 +9,25 @@ stands (``site``), what it keeps between positions (``state``) and its numbers f
 from __future__ import annotations
 
 from larql.format.operations.dense_ffn import DenseFfn
+from larql.format.operations.gated_delta import GatedDelta
+from larql.format.operations.kda import Kda
+from larql.format.operations.latent_attention import LatentAttention
+from larql.format.operations.per_layer_embedding import PerLayerEmbedding
+from larql.format.operations.routed_ffn import RoutedFfn
+from larql.format.operations.short_convolution import ShortConvolution
 from larql.format.operations.softmax_attention import SoftmaxAttention
+from larql.format.operations.ssm import Ssm
 
 __all__ = ["Mixer"]
 
-Mixer = SoftmaxAttention | DenseFfn
+Mixer = (
+    SoftmaxAttention
+    | LatentAttention
+    | DenseFfn
+    | RoutedFfn
+    | PerLayerEmbedding
+    | GatedDelta
+    | Kda
+    | Ssm
+    | ShortConvolution
+)

@@ -9,7 +9,7 @@ from typing import Literal
 __all__ = ["Defect", "OperandContract", "Site", "above_0", "at_least_1", "equal"]
 
 
-Site = Literal["attention", "ffn"]
+Site = Literal["attention", "ffn", "per_layer"]
 
 
 @dataclass(frozen=True)
@@ -26,12 +26,15 @@ class OperandContract:
         Layer index, None outside the layers.
     use : str
         The operation and its role, e.g. ``attention.q``.
+    chosen : int or None
+        How many of the entries along the first axis a position reads; None: all of them.
     """
 
     name: str
     shape: tuple[int, ...]
     layer: int | None
     use: str
+    chosen: int | None = None
 
 
 @dataclass(frozen=True)

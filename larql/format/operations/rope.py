@@ -41,6 +41,8 @@ class Rope:
         Pair i turns by ``theta ** (-2 i / dims)`` radians per position.
     scaling : RopeScaling or None
         Closed-form stretching of the frequencies.
+    turning : int or None
+        Only so many leading pairs turn and the others stand still; None: all of them.
     factors : str or None
         Operand of shape ``[dims / 2]`` that divides the frequencies.
     """
@@ -50,6 +52,7 @@ class Rope:
     theta: float
     scaling: RopeScaling | None = None
     factors: str | None = None
+    turning: int | None = None
 
     def contracts(self, layer: int | None, use: str) -> Iterator[OperandContract]:
         """Yield the operands that it reads."""
@@ -60,6 +63,8 @@ class Rope:
         """Yield what is wrong with turning heads of ``key_dim``."""
         if self.dims % 2 or not 0 < self.dims <= key_dim:
             yield Defect(where, f"rope turns {self.dims} dims, expected an even count ≤ {key_dim}")
+        if self.turning is not None and not 0 <= self.turning <= self.dims // 2:
+            yield Defect(where, f"{self.turning} of {self.dims // 2} rope pairs cannot turn")
         yield from above_0(where, ("rope theta", self.theta))
         scaling = self.scaling
         if scaling is None:
@@ -83,4 +88,6 @@ class Rope:
         text = f"rope {self.layout} {self.dims} θ {self.theta:.9g}"
         if self.scaling is not None:
             text += f" {self.scaling.kind} ÷{self.scaling.factor:.9g}"
+        if self.turning is not None:
+            text += f", first {self.turning} pairs"
         return text + (" with factors" if self.factors is not None else "")

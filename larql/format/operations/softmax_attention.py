@@ -14,7 +14,7 @@ from larql.format.operations.states import KvRows, StateSpec
 __all__ = ["SoftmaxAttention"]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class SoftmaxAttention:
     """Causal softmax attention with grouped heads.
 
@@ -30,12 +30,28 @@ class SoftmaxAttention:
         A query at position q sees keys ``q - window < k <= q``; None: all ``k <= q``.
     softcap : float or None
         Scores become ``softcap * tanh(score / softcap)`` before the mask.
-    q, k, v, o : Linear
-        Projections; rows of q, k, v are heads in order.
+    q, o : Linear
+        Projections; rows of q are heads in order.
+    k, v : Linear or None
+        Projections likewise. Without ``v`` the values are what ``k`` gives, before norm and rope.
+        Both are None where keys and values are shared.
+    shared : int or None
+        The earlier layer whose keys and values this one attends to; it keeps none of its own.
     q_norm, k_norm : Norm or None
-        Per-head norms, before rope.
+        Before rope; of each head where the norm is as wide as a head, else of the whole
+        projection.
+    v_norm : Norm or None
+        Of each head's values.
+    clip : float or None
+        Queries, keys and values are cut to ``-clip .. clip`` after their norms, before rope.
     rope : Rope or None
         Rotary embedding of queries and keys; None: no positions.
+    sinks : str or None
+        Operand of shape ``[heads]``: a logit for each head, neither scaled nor capped, that joins
+        the softmax and brings no value.
+    gate : Linear or None
+        Projection of the same input, as wide as all heads' values, neither normed nor rotated;
+        the mixed values are multiplied by its sigmoid before ``o``.
     """
 
     op: ClassVar[str] = "softmax_attention"
@@ -47,26 +63,36 @@ class SoftmaxAttention:
     value_dim: int
     scale: float
     q: Linear
-    k: Linear
-    v: Linear
+    k: Linear | None = None
+    v: Linear | None = None
     o: Linear
     window: int | None = None
     softcap: float | None = None
+    shared: int | None = None
     q_norm: Norm | None = None
     k_norm: Norm | None = None
+    v_norm: Norm | None = None
+    clip: float | None = None
     rope: Rope | None = None
+    sinks: str | None = None
+    gate: Linear | None = None
 
     def contracts(self, layer: int) -> Iterator[OperandContract]:
         """Yield the operands that it reads, in the order in which they are used."""
         yield from self.q.contracts(layer, "attention.q")
-        yield from self.k.contracts(layer, "attention.k")
-        yield from self.v.contracts(layer, "attention.v")
-        if self.q_norm is not None:
-            yield from self.q_norm.contracts(layer, "attention.q_norm")
-        if self.k_norm is not None:
-            yield from self.k_norm.contracts(layer, "attention.k_norm")
+        for part, linear in (("k", self.k), ("v", self.v)):
+            if linear is not None:
+                yield from linear.contracts(layer, f"attention.{part}")
+        norms = (("q", self.q_norm), ("k", self.k_norm), ("v", self.v_norm))
+        for part, norm in norms:
+            if norm is not None:
+                yield from norm.contracts(layer, f"attention.{part}_norm")
         if self.rope is not None:
             yield from self.rope.contracts(layer, "attention.rope")
+        if self.sinks is not None:
+            yield OperandContract(self.sinks, (self.heads,), layer, "attention.sinks")
+        if self.gate is not None:
+            yield from self.gate.contracts(layer, "attention.gate")
         yield from self.o.contracts(layer, "attention.o")
 
     def defects(self, hidden: int, where: str) -> Iterator[Defect]:
@@ -79,30 +105,57 @@ class SoftmaxAttention:
             ("value width", self.value_dim),
             ("window", self.window),
         )
-        yield from above_0(where, ("softcap", self.softcap))
-        yield from self.q.defects(self.heads * self.key_dim, hidden, where, "q")
-        yield from self.k.defects(self.kv_heads * self.key_dim, hidden, where, "k")
-        yield from self.v.defects(self.kv_heads * self.value_dim, hidden, where, "v")
-        yield from self.o.defects(hidden, self.heads * self.value_dim, where, "o")
+        yield from above_0(where, ("softcap", self.softcap), ("clip", self.clip))
         if self.kv_heads and self.heads % self.kv_heads:
             yield Defect(where, f"{self.heads} heads cannot share {self.kv_heads} kv heads equally")
-        for norm in (self.q_norm, self.k_norm):
+        yield from self.q.defects(self.heads * self.key_dim, hidden, where, "q")
+        yield from self._projection_defects(hidden, where)
+        yield from self.o.defects(hidden, self.heads * self.value_dim, where, "o")
+        for norm, heads in ((self.q_norm, self.heads), (self.k_norm, self.kv_heads)):
             if norm is not None:
-                yield from norm.defects(self.key_dim, f"{where} q/k")
+                whole = norm.width == heads * self.key_dim
+                yield from norm.defects(norm.width if whole else self.key_dim, f"{where} q/k")
+        if self.v_norm is not None:
+            yield from self.v_norm.defects(self.value_dim, f"{where} v")
         if self.rope is not None:
             yield from self.rope.defects(self.key_dim, where)
+        if self.gate is not None:
+            yield from self.gate.defects(self.heads * self.value_dim, hidden, where, "gate")
+
+    def _projection_defects(self, hidden: int, where: str) -> Iterator[Defect]:
+        if self.shared is not None:
+            own = (self.k, self.v, self.k_norm, self.v_norm)
+            if any(part is not None for part in own):
+                yield Defect(
+                    where,
+                    f"shares the keys and values of layer {self.shared}, but has a projection or "
+                    f"norm of its own for them",
+                )
+            return
+        if self.k is None:
+            yield Defect(where, "has no k, and shares the keys of no layer")
+            return
+        yield from self.k.defects(self.kv_heads * self.key_dim, hidden, where, "k")
+        if self.v is not None:
+            yield from self.v.defects(self.kv_heads * self.value_dim, hidden, where, "v")
+        elif self.value_dim != self.key_dim:
+            yield Defect(
+                where, f"values are keys, but are {self.value_dim} wide and not {self.key_dim}"
+            )
 
     def state(self, layer: int) -> tuple[StateSpec, ...]:
         """Return what it keeps between positions as part of a layer."""
-        return (
-            KvRows(
-                layer=layer,
-                heads=self.kv_heads,
-                key_dim=self.key_dim,
-                value_dim=self.value_dim,
-                span="full" if self.window is None else "window",
-                window=self.window,
-            ),
+        return () if self.shared is not None else (self.rows(layer),)
+
+    def rows(self, layer: int) -> KvRows:
+        """Return the keys and values that it attends to, kept by ``layer``."""
+        return KvRows(
+            layer=layer,
+            heads=self.kv_heads,
+            key_dim=self.key_dim,
+            value_dim=self.value_dim,
+            span="full" if self.window is None else "window",
+            window=self.window,
         )
 
     def words(self) -> str:
@@ -115,12 +168,25 @@ class SoftmaxAttention:
         ]
         if self.q_norm is not None or self.k_norm is not None:
             parts.append("q/k norm")
+        if self.v_norm is not None:
+            parts.append("v norm")
+        if self.clip is not None:
+            parts.append(f"clip {self.clip:.9g}")
         if self.softcap is not None:
             parts.append(f"softcap {self.softcap:.9g}")
+        if self.shared is not None:
+            parts.append(f"keys and values of layer {self.shared}")
+        elif self.v is None:
+            parts.append("values are raw keys")
+        if self.sinks is not None:
+            parts.append("sinks")
+        if self.gate is not None:
+            parts.append("gated output")
         return ", ".join(parts)
 
     def brief(self) -> str:
         """Return what tells layers apart, in fewer words."""
         span = "full" if self.window is None else f"window {self.window}"
         rope = "no rope" if self.rope is None else f"rope θ {self.rope.theta:g}"
-        return f"softmax {self.heads}/{self.kv_heads} × {self.key_dim}, {span}, {rope}"
+        shared = "" if self.shared is None else f", kv of layer {self.shared}"
+        return f"softmax {self.heads}/{self.kv_heads} × {self.key_dim}, {span}, {rope}{shared}"

@@ -13,6 +13,7 @@ from larql.errors import CompileError
 from larql.format.graph import (
     Activation,
     Component,
+    Convolution,
     DenseFfn,
     Embed,
     Head,
@@ -24,6 +25,7 @@ from larql.format.graph import (
 from larql.format.rows import RowSelection
 from larql.format.source.checkpoint import SourceTensor
 from larql.format.source.config import ConfigReader
+from larql.format.source.pieces import BankBinding
 
 __all__ = ["Binding", "Builder", "Family", "HeadGeometry", "Naming", "Part"]
 
@@ -107,14 +109,18 @@ class Family:
     architectures : tuple of str
         ``general.architecture`` values of GGUF files.
     hugging_face, gguf : callable
-        ``compile(builder) -> Component`` for the two formats.
+        ``compile(builder) -> Component`` for the two formats; None where there are no such files.
+    drafts : callable or None
+        ``compile(builder, target) -> Component or None``: the component that drafts for the
+        target, where a checkpoint carries one.
     """
 
     name: str
     model_types: tuple[str, ...]
     architectures: tuple[str, ...]
     hugging_face: Callable[[Builder], Component]
-    gguf: Callable[[Builder], Component]
+    gguf: Callable[[Builder], Component] | None = None
+    drafts: Callable[[Builder, Component], Component | None] | None = None
 
 
 class Builder:
@@ -148,8 +154,16 @@ class Builder:
         self.component = component
         self.notes: list[str] = []
         self.bindings: dict[str, Binding] = {}
+        self.banks: dict[str, BankBinding] = {}
         self.left: dict[str, str] = {}
         self._same_bytes = same_bytes
+
+    def bound(self) -> set[str]:
+        """Return the names of all tensors that fill an operand."""
+        names = {binding.source.name for binding in self.bindings.values()}
+        for bank in self.banks.values():
+            names.update(source.name for piece in bank.pieces for source in piece.sources)
+        return names
 
     @property
     def where(self) -> str:
@@ -217,6 +231,56 @@ class Builder:
         self.bindings[operand] = Binding(operand, self.tensors[source], shape, rows)
         return operand
 
+    def vector(self, part: str, layer: int, size: int, *, stored: tuple[int, ...]) -> str:
+        """Fill an operand of one axis from a tensor whose name has no suffix.
+
+        Parameters
+        ----------
+        part : str
+            Part of the naming, and the operand's name.
+        layer : int
+        size : int
+            Elements of the operand.
+        stored : tuple of int
+            The tensor's own shape.
+        """
+        name = self.naming.tensor(part, layer, "")
+        return self.bind(f"layer.{layer:03d}", part, name, (size,), stored=stored)
+
+    def convolution(
+        self,
+        part: str,
+        layer: int,
+        channels: int,
+        taps: int,
+        activation: Activation | None,
+        *,
+        bias: bool = False,
+        rows: Part | None = None,
+    ) -> Convolution:
+        """Describe a depthwise convolution, whose weight is stored as ``[channels, 1, taps]``."""
+        kind = f"layer.{layer:03d}"
+        weight = self.bind(
+            kind,
+            f"{part}.weight",
+            self.naming.tensor(part, layer, ".weight"),
+            (channels, taps),
+            part=rows,
+            stored=(channels, 1, taps),
+        )
+        shift = None
+        if bias:
+            name = self.naming.tensor(part, layer, ".bias")
+            shift = self.bind(kind, f"{part}.bias", name, (channels,), part=rows)
+        return Convolution(weight, channels, taps, activation, shift)
+
+    def beside(self, component: str, naming: Naming) -> Builder:
+        """Return a builder of another component, which adds to what this one has collected."""
+        other = Builder(self.config, self.tensors, self._same_bytes, naming, component)
+        other.notes, other.bindings, other.left = self.notes, self.bindings, self.left
+        other.banks = self.banks
+        return other
+
     def leave(self, names: Iterable[str], why: str) -> None:
         """State that tensors are not part of the text model; they are named, not carried."""
         for name in names:
@@ -277,6 +341,7 @@ class Builder:
         qk_norm: tuple[float, float] | None = None,
         window: int | None = None,
         softcap: float | None = None,
+        gated: bool = False,
     ) -> SoftmaxAttention:
         """Describe softmax attention with four separate projections.
 
@@ -286,19 +351,31 @@ class Builder:
             As in :meth:`linear`, for all four projections.
         qk_norm : (float, float) or None
             Epsilon and offset of the per-head norms of queries and keys.
+        gated : bool
+            The rows of each head's query are followed by as many of its output gate, in one
+            tensor, which the naming gives for ``attention.q`` and ``attention.gate``.
         """
         heads, kv_heads, dim = geometry.heads, geometry.kv_heads, geometry.head_dim
         norms = [
             None if qk_norm is None else self.norm(part, layer, dim, *qk_norm)
             for part in ("attention.q_norm", "attention.k_norm")
         ]
+        halves = [
+            Part(RowSelection(first, dim, 2 * dim, heads), 2 * heads * dim) if gated else None
+            for first in (0, dim)
+        ]
+        gate = None
+        if gated:
+            gate = self.linear(
+                "attention.gate", layer, heads * dim, hidden, bias=bias, rows=halves[1]
+            )
         return SoftmaxAttention(
             heads=heads,
             kv_heads=kv_heads,
             key_dim=dim,
             value_dim=dim,
             scale=scale,
-            q=self.linear("attention.q", layer, heads * dim, hidden, bias=bias),
+            q=self.linear("attention.q", layer, heads * dim, hidden, bias=bias, rows=halves[0]),
             k=self.linear("attention.k", layer, kv_heads * dim, hidden, bias=bias),
             v=self.linear("attention.v", layer, kv_heads * dim, hidden, bias=bias),
             o=self.linear("attention.o", layer, hidden, heads * dim, bias=bias),
@@ -307,16 +384,32 @@ class Builder:
             q_norm=norms[0],
             k_norm=norms[1],
             rope=rope,
+            gate=gate,
         )
 
     def gated_ffn(
-        self, layer: int, hidden: int, width: int, activation: Activation, *, bias: bool | None
+        self,
+        layer: int,
+        hidden: int,
+        width: int,
+        activation: Activation,
+        *,
+        bias: bool | None,
+        stacked: bool = False,
     ) -> DenseFfn:
-        """Describe a gated FFN with three separate projections."""
+        """Describe a gated FFN with three separate projections.
+
+        With ``stacked``, the rows of gate and then those of up stand in one tensor, which the
+        naming gives for both.
+        """
+        halves = [
+            Part(RowSelection.span(first, width), 2 * width) if stacked else None
+            for first in (0, width)
+        ]
         return DenseFfn(
             activation=activation,
-            gate=self.linear("ffn.gate", layer, width, hidden, bias=bias),
-            up=self.linear("ffn.up", layer, width, hidden, bias=bias),
+            gate=self.linear("ffn.gate", layer, width, hidden, bias=bias, rows=halves[0]),
+            up=self.linear("ffn.up", layer, width, hidden, bias=bias, rows=halves[1]),
             down=self.linear("ffn.down", layer, hidden, width, bias=bias),
         )
 

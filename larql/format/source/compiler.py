@@ -14,18 +14,19 @@ from typing import cast
 
 from larql.errors import CompileError, SourceError
 from larql.format.closure import check_geometry
-from larql.format.graph import Component, Graph
-from larql.format.rows import row_count
+from larql.format.graph import Component, Edge, Graph
+from larql.format.rows import RowSelection, row_count
 from larql.format.source.builder import Binding, Builder, Family
 from larql.format.source.checkpoint import Checkpoint, SourceTensor
 from larql.format.source.config import ConfigReader, KeyVerdict
 from larql.format.source.families import FAMILIES
 from larql.format.source.names import GGUF_NAMING, hugging_face_naming
+from larql.format.source.pieces import BankBinding
 from larql.format.tokenizer.ends import declared_end_id
 from larql.format.tokenizer.vocabulary import KNOWN_TOKENIZER_KEYS
 from larql.format.untrusted import read_json_object
 
-__all__ = ["Compiled", "compile_checkpoint"]
+__all__ = ["Compiled", "Judging", "compile_checkpoint"]
 
 _GGUF_BOOKKEEPING = ("general.", "tokenizer.", "quantize.", "split.", "imatrix.", "mradermacher.")
 _DERIVED_BUFFERS = re.compile(r"(^|\.)rotary_emb\.inv_freq$|(^|\.)masked_bias$")
@@ -39,6 +40,8 @@ _VISION_KEYS = (
     "eoi_token_index",
     "eoi_token_id",
     "video_token_id",
+    "vision_start_token_id",
+    "vision_end_token_id",
 )
 _VISION_TENSORS = (
     "vision_tower.",
@@ -63,6 +66,8 @@ class Compiled:
     graph : Graph
     bindings : tuple of Binding
         Which tensor fills which operand, in execution order.
+    banks : tuple of BankBinding
+        Which tensors fill the operands of experts, in execution order.
     left : mapping
         Tensors that are not carried, and why.
     keys : tuple of KeyVerdict
@@ -79,6 +84,7 @@ class Compiled:
     model: str
     graph: Graph
     bindings: tuple[Binding, ...]
+    banks: tuple[BankBinding, ...]
     left: Mapping[str, str]
     keys: tuple[KeyVerdict, ...]
     notes: tuple[str, ...]
@@ -86,8 +92,44 @@ class Compiled:
     licence: str | None
 
 
-def compile_checkpoint(checkpoint: Checkpoint) -> Compiled:
+class Judging:
+    """What a compilation has come to, also where it then ends in an error.
+
+    Parameters
+    ----------
+    headers_only : bool
+        Read no tensor: a stored copy of a tied head is then taken to be one.
+
+    Attributes
+    ----------
+    family : Family or None
+    reader : ConfigReader or None
+        Knows which keys were judged.
+    builder : Builder or None
+        Knows which tensors were bound or left.
+    component : Component or None
+    """
+
+    def __init__(self, *, headers_only: bool = False) -> None:
+        self.headers_only = headers_only
+        self.family: Family | None = None
+        self.reader: ConfigReader | None = None
+        self.builder: Builder | None = None
+        self.component: Component | None = None
+
+    def same_bytes(self, checkpoint: Checkpoint) -> Callable[[SourceTensor, SourceTensor], bool]:
+        """Return what compares two tensors."""
+        return _same_shape if self.headers_only else _same_bytes(checkpoint)
+
+
+def compile_checkpoint(checkpoint: Checkpoint, judging: Judging | None = None) -> Compiled:
     """Judge a checkpoint.
+
+    Parameters
+    ----------
+    checkpoint : Checkpoint
+    judging : Judging or None
+        Told on the way what has been found.
 
     Raises
     ------
@@ -97,9 +139,10 @@ def compile_checkpoint(checkpoint: Checkpoint) -> Compiled:
     SourceError
         If the configuration cannot be read.
     """
+    judging = judging or Judging()
     if checkpoint.format == "gguf":
-        return _compile_gguf(checkpoint)
-    return _compile_hugging_face(checkpoint)
+        return _compile_gguf(checkpoint, judging)
+    return _compile_hugging_face(checkpoint, judging)
 
 
 def _family(name: object, known: Iterable[tuple[str, Family]], where: str, key: str) -> Family:
@@ -112,10 +155,10 @@ def _family(name: object, known: Iterable[tuple[str, Family]], where: str, key: 
     )
 
 
-def _compile_hugging_face(checkpoint: Checkpoint) -> Compiled:
+def _compile_hugging_face(checkpoint: Checkpoint, judging: Judging) -> Compiled:
     where = str(checkpoint.root / "config.json")
-    root = ConfigReader(checkpoint.config, where)
-    family = _family(
+    root = judging.reader = ConfigReader(checkpoint.config, where)
+    family = judging.family = _family(
         checkpoint.config.get("model_type"),
         ((name, family) for family in FAMILIES for name in family.model_types),
         where,
@@ -144,13 +187,14 @@ def _compile_hugging_face(checkpoint: Checkpoint) -> Compiled:
             raise root.contradiction(
                 "model_type", "text_config.model_type", family.name, nested_type
             )
-    builder = Builder(
+    builder = judging.builder = Builder(
         inner or root,
         checkpoint.tensors,
-        _same_bytes(checkpoint),
+        judging.same_bytes(checkpoint),
         hugging_face_naming("model.", "lm_head", {}),
     )
-    component = family.hugging_face(builder)
+    component = judging.component = family.hugging_face(builder)
+    draft = None if family.drafts is None else family.drafts(builder, component)
     builder.leave((n for n in checkpoint.tensors if _DERIVED_BUFFERS.search(n)), "a derived buffer")
     if inner is not None:
         builder.leave(
@@ -175,6 +219,7 @@ def _compile_hugging_face(checkpoint: Checkpoint) -> Compiled:
         checkpoint,
         family,
         component,
+        draft,
         builder,
         root,
         model=_own_name(checkpoint.config.get("_name_or_path")) or family.name,
@@ -199,15 +244,16 @@ def _same_in_both(
     outer = config.get(key)
     nested = cast("Mapping[str, object]", config["text_config"]).get(key)
     root.irrelevant(key)
+    inner.inherit(key, outer)
     if outer is not None and nested is not None and outer != nested:
         raise root.contradiction(key, f"text_config.{key}", outer, nested)
 
 
-def _compile_gguf(checkpoint: Checkpoint) -> Compiled:
+def _compile_gguf(checkpoint: Checkpoint, judging: Judging) -> Compiled:
     config = checkpoint.config
     where = str(checkpoint.weight_files[0])
     architecture = config.get("general.architecture")
-    family = _family(
+    family = judging.family = _family(
         architecture,
         ((name, family) for family in FAMILIES for name in family.architectures),
         where,
@@ -222,8 +268,11 @@ def _compile_gguf(checkpoint: Checkpoint) -> Compiled:
             )
     names = [key for key in config if key.startswith(prefix)]
     reader = ConfigReader({key[len(prefix) :]: config[key] for key in names}, where, prefix)
-    builder = Builder(reader, checkpoint.tensors, _same_bytes(checkpoint), GGUF_NAMING)
-    component = family.gguf(builder)
+    judging.reader = reader
+    builder = Builder(reader, checkpoint.tensors, judging.same_bytes(checkpoint), GGUF_NAMING)
+    judging.builder = builder
+    assert family.gguf is not None  # it was found by an architecture
+    component = judging.component = family.gguf(builder)
     end_ids = [
         value
         for key in ("eos_token_id", "eot_token_id", "eom_token_id")
@@ -248,6 +297,7 @@ def _compile_gguf(checkpoint: Checkpoint) -> Compiled:
         checkpoint,
         family,
         component,
+        None,
         builder,
         reader,
         model=name if isinstance(name, str) and name else family.name,
@@ -260,6 +310,7 @@ def _finish(
     checkpoint: Checkpoint,
     family: Family,
     component: Component,
+    draft: Component | None,
     builder: Builder,
     reader: ConfigReader,
     *,
@@ -268,18 +319,21 @@ def _finish(
     licence: str | None,
 ) -> Compiled:
     reader.finish()
-    bound = {binding.source.name for binding in builder.bindings.values()}
-    unread = [name for name in checkpoint.tensors if name not in bound | set(builder.left)]
+    read = builder.bound() | set(builder.left)
+    unread = [name for name in checkpoint.tensors if name not in read]
     if unread:
         more = f" and {len(unread) - 1} more" if len(unread) > 1 else ""
         raise CompileError(
             f"{reader.where}: tensor {unread[0]}{more}: nothing in the {family.name} family reads "
             f"it, so the model would not be computed as it was trained"
         )
-    _check_rows(builder.bindings.values(), reader.where)
-    defects = check_geometry(component)
-    if defects:
-        raise CompileError(f"{reader.where}: {defects[0].line()}")
+    _check_rows(builder, reader.where)
+    components = (component,) if draft is None else (component, draft)
+    for described in components:
+        defects = check_geometry(described)
+        if defects:
+            raise CompileError(f"{reader.where}: {defects[0].line()}")
+    edges = () if draft is None else (Edge(component.id, "final_norm", draft.id),)
     notes = list(builder.notes)
     vision = sum(1 for why in builder.left.values() if why == "not the text model")
     if vision:
@@ -287,8 +341,9 @@ def _finish(
     return Compiled(
         family=family.name,
         model=model,
-        graph=Graph(components=(component,)),
+        graph=Graph(components, edges),
         bindings=tuple(builder.bindings.values()),
+        banks=tuple(builder.banks.values()),
         left=dict(builder.left),
         keys=tuple(reader.verdicts()),
         notes=tuple(notes),
@@ -297,20 +352,23 @@ def _finish(
     )
 
 
-def _check_rows(bindings: Iterable[Binding], where: str) -> None:
+def _check_rows(builder: Builder, where: str) -> None:
     """Refuse a tensor of which some rows are read by nothing, or some by two operands."""
-    parts: dict[str, list[Binding]] = {}
-    for binding in bindings:
+    parts: dict[str, tuple[SourceTensor, list[RowSelection]]] = {}
+    for binding in builder.bindings.values():
         if binding.rows is not None:
-            parts.setdefault(binding.source.name, []).append(binding)
-    for name, found in parts.items():
-        spans = sorted(span for b in found if b.rows is not None for span in b.rows.spans())
+            parts.setdefault(binding.source.name, (binding.source, []))[1].append(binding.rows)
+    for bank in builder.banks.values():
+        for piece in bank.pieces:
+            for source, rows in zip(piece.sources, piece.rows, strict=True):
+                parts.setdefault(source.name, (source, []))[1].append(rows)
+    for name, (source, found) in parts.items():
         at = 0
-        for first, count in spans:
+        for first, count in sorted(span for rows in found for span in rows.spans()):
             if first != at:
                 break
             at = first + count
-        if at != row_count(found[0].source.shape):
+        if at != row_count(source.shape):
             raise CompileError(
                 f"{where}: tensor {name}: row {at} is not read exactly once by the operands that "
                 f"are made of it"
@@ -326,6 +384,10 @@ def _token_ids(value: object, key: str, where: str, vocab: int) -> tuple[int, ..
                 f"{where}: `{key}` is {value!r:.60}, expected token ids from 0 to {vocab - 1}"
             )
     return tuple(values)
+
+
+def _same_shape(first: SourceTensor, second: SourceTensor) -> bool:
+    return (first.shape, first.dtype) == (second.shape, second.dtype)
 
 
 def _same_bytes(checkpoint: Checkpoint) -> Callable[[SourceTensor, SourceTensor], bool]:

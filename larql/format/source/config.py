@@ -6,10 +6,11 @@ values of a key ask for nothing. What is left over after that is an error by nam
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, cast
 
 from larql.errors import CompileError
 
@@ -20,10 +21,14 @@ _MISSING = object()
 
 @dataclass(frozen=True)
 class KeyVerdict:
-    """What became of one configuration key: consumed, declared irrelevant, or blocking."""
+    """What became of one configuration key.
+
+    ``consumed``, declared ``irrelevant``, ``blocking`` (nobody judged it, or it was refused), or
+    ``unreached`` where judging ended before.
+    """
 
     key: str
-    verdict: Literal["consumed", "irrelevant", "blocking"]
+    verdict: Literal["consumed", "irrelevant", "blocking", "unreached"]
 
 
 class ConfigReader:
@@ -43,16 +48,18 @@ class ConfigReader:
         self._config = config
         self.where = where
         self._prefix = prefix
-        self._verdicts: dict[str, Literal["consumed", "irrelevant"]] = {}
+        self._verdicts: dict[str, Literal["consumed", "irrelevant", "blocking"]] = {}
         self._children: dict[str, ConfigReader] = {}
+        self._inherited: dict[str, object] = {}
 
     def failure(self, key: str, problem: str) -> CompileError:
         """Return the error for a key, which ``problem`` goes on about."""
+        self._verdicts[key] = "blocking"
         return CompileError(f"{self.where}: `{self._prefix}{key}` {problem}")
 
     def _take(self, key: str, default: object) -> object:
         self._verdicts[key] = "consumed"
-        value = self._config.get(key)
+        value = self._value(key)
         if value is None:
             if default is _MISSING:
                 raise self.failure(key, "is missing; the model cannot be judged without it")
@@ -72,7 +79,23 @@ class ConfigReader:
 
     def has(self, key: str) -> bool:
         """Return whether a key is present with a value other than null."""
-        return self._config.get(key) is not None
+        return self._value(key) is not None
+
+    def states(self, key: str, value: object) -> bool:
+        """Return whether a key has just this value, and take it if so."""
+        found = self._value(key)
+        if type(found) is not type(value) or found != value:
+            return False
+        self._verdicts[key] = "consumed"
+        return True
+
+    def inherit(self, key: str, value: object) -> None:
+        """Take over a key from around this object, where it says nothing itself."""
+        self._inherited[key] = value
+
+    def _value(self, key: str) -> object:
+        value = self._config.get(key)
+        return self._inherited.get(key) if value is None else value
 
     def count(self, key: str, default: object = _MISSING, *, least: int = 1) -> int:
         """Take an integer of at least ``least``; a float with an integer value is accepted."""
@@ -141,6 +164,44 @@ class ConfigReader:
             raise self.failure(key, "is not an array of strings")
         return tuple(value)
 
+    def counts(self, key: str, *, least: int = 0) -> tuple[int, ...] | None:
+        """Take an array of integers of at least ``least``, or None where the key is absent."""
+        if not self.has(key):
+            self._note_absent(key)
+            return None
+        value = self._take(key, _MISSING)
+        if not isinstance(value, list | tuple) or not all(
+            isinstance(v, int) and not isinstance(v, bool) and v >= least for v in value
+        ):
+            raise self.failure(key, f"is not an array of integers of at least {least}")
+        return tuple(value)
+
+    def limits(self, key: str) -> tuple[float, float | None]:
+        """Take an array of two bounds, none below 0; a missing or infinite upper one is None.
+
+        Infinity is written as such, or as ``{"__float__": "Infinity"}``.
+        """
+        if not self.has(key):
+            self._note_absent(key)
+            return 0.0, None
+        value = self._take(key, _MISSING)
+        found = [
+            v.get("__float__") if isinstance(v, Mapping) else v
+            for v in (value if isinstance(value, list | tuple) else ())
+        ]
+        least, most = found if len(found) == 2 else (None, None)
+        if most in ("Infinity", math.inf):
+            most = sys.float_info.max
+        if not all(
+            isinstance(v, int | float) and not isinstance(v, bool) and 0 <= v <= sys.float_info.max
+            for v in (least, most)
+        ):
+            raise self.failure(key, f"is {value!r:.60}, expected two bounds, neither below 0")
+        least, most = float(cast("float", least)), float(cast("float", most))
+        if least > most:
+            raise self.failure(key, f"is {value!r:.60}, whose first bound is above the second")
+        return least, None if most == sys.float_info.max else most
+
     def child(self, key: str) -> ConfigReader | None:
         """Take a nested object as a reader of its own, or None where the key is absent."""
         if not self.has(key):
@@ -182,6 +243,10 @@ class ConfigReader:
             first, f"is {a!r} but `{self._prefix}{second}` is {b!r}; they must agree"
         )
 
+    def judged(self, key: str) -> bool:
+        """Return whether a key has been taken or judged."""
+        return key in self._verdicts
+
     def leftover(self) -> list[str]:
         """Return the keys that nobody judged and that are not null, children included."""
         own = [
@@ -192,9 +257,15 @@ class ConfigReader:
         return own + [key for child in self._children.values() for key in child.leftover()]
 
     def verdicts(self) -> list[KeyVerdict]:
-        """Return the verdict on every key that is present, in file order, children included."""
+        """Return the verdict on every key that is present, in file order, children included.
+
+        A key that nobody judged is blocking, unless it is null.
+        """
         found = [
-            KeyVerdict(f"{self._prefix}{key}", self._verdicts.get(key, "blocking"))
+            KeyVerdict(
+                f"{self._prefix}{key}",
+                self._verdicts.get(key, "blocking" if self.has(key) else "irrelevant"),
+            )
             for key in self._config
         ]
         return found + [

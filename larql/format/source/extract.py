@@ -7,6 +7,7 @@ import os
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import cast
 
 from larql.errors import CompileError, OutputError, TokenizerError
 from larql.format.atomic import check_output, write_directory
@@ -24,11 +25,20 @@ from larql.format.index import (
     dump_json,
     index_to_json,
 )
+from larql.format.lyrw.v2 import bank_file_name
+from larql.format.moe.from_graph import manifest_of
+from larql.format.moe.manifest_json import manifest_to_json
 from larql.format.progress import Progress
 from larql.format.segment import SegmentTensor, write_segment, write_stream
 from larql.format.source.builder import Binding
 from larql.format.source.checkpoint import Checkpoint
 from larql.format.source.compiler import Compiled, compile_checkpoint
+from larql.format.source.extract_banks import (
+    bank_recoding,
+    bank_representation,
+    write_layer_banks,
+)
+from larql.format.source.pieces import BankBinding
 from larql.format.source.recode import Recoding, choose_recoding, source_chunks, stored_chunks
 from larql.format.tokenizer import (
     TokenizerFile,
@@ -37,9 +47,18 @@ from larql.format.tokenizer import (
     tokenizer_files,
 )
 
-__all__ = ["Extraction", "extract", "graph_document", "text_document", "text_files"]
+__all__ = [
+    "Extraction",
+    "extract",
+    "graph_document",
+    "manifest_document",
+    "planned_representations",
+    "text_document",
+    "text_files",
+]
 
 GRAPH_NAME = "system_graph.json"
+MANIFEST_NAME = "moe_manifest.json"
 
 
 @dataclass(frozen=True)
@@ -94,6 +113,14 @@ def graph_document(compiled: Compiled) -> bytes:
     return dump_json(graph_to_json(compiled.graph))
 
 
+def manifest_document(compiled: Compiled) -> bytes | None:
+    """Return the bytes of ``moe_manifest.json``, None where no expert is routed to."""
+    component = compiled.graph.components[0]
+    files = {bank.layer: bank_file_name(bank.layer) for bank in compiled.banks}
+    manifest = manifest_of(component, files)
+    return None if manifest is None else dump_json(manifest_to_json(manifest))
+
+
 def text_document(compiled: Compiled) -> dict[str, object]:
     """Return what the index says of the model's text."""
     return {"end_of_text_ids": list(compiled.end_ids)}
@@ -134,10 +161,8 @@ def extract(
     check_output(output, force=force, replaceable=is_container)
     compiled = compile_checkpoint(checkpoint)
     recodings = {b.operand: choose_recoding(b, quant) for b in compiled.bindings}
-    representations = {
-        binding.operand: _representation(binding, recodings[binding.operand], "")
-        for binding in compiled.bindings
-    }
+    recodings.update((b.operand, bank_recoding(b, quant)) for b in compiled.banks)
+    representations = planned_representations(compiled, quant)
     for component in compiled.graph.components:
         defects = check_closure(component, representations)
         if defects:
@@ -157,6 +182,25 @@ def extract(
     )
 
 
+def planned_representations(compiled: Compiled, quant: str | None) -> dict[str, Representation]:
+    """Return what an extraction would store of each operand, before any byte is read.
+
+    Raises
+    ------
+    UnsupportedRefusal
+        If a tensor is stored in a form that this build does not decode.
+    UsageError
+        If ``quant`` is not a choice.
+    """
+    found = {
+        b.operand: _representation(b, choose_recoding(b, quant), "") for b in compiled.bindings
+    }
+    found.update(
+        (b.operand, bank_representation(b, bank_recoding(b, quant), "")) for b in compiled.banks
+    )
+    return found
+
+
 def _check_apart(output: Path, inputs: Iterable[Path]) -> None:
     # Path.resolve raises RuntimeError on a loop of links; what follows refuses it in words.
     target = Path(os.path.realpath(output))
@@ -174,7 +218,9 @@ def _write(
     progress: Progress,
 ) -> Index:
     (directory / "segments").mkdir()
-    total = sum(recodings[b.operand].encoding.nbytes(b.shape) for b in compiled.bindings)
+    shapes = {b.operand: b.shape for b in compiled.bindings}
+    shapes.update((b.operand, b.shape) for b in compiled.banks)
+    total = sum(recodings[name].encoding.nbytes(shape) for name, shape in shapes.items())
     progress.start("extract", total)
     segments: dict[str, FileEntry] = {}
     representations: dict[str, Representation] = {}
@@ -201,9 +247,28 @@ def _write(
             "component": name.split(".")[0],
             "representations": [b.operand for b in bindings],
         }
+    routed: dict[int, list[BankBinding]] = {}
+    for bank in compiled.banks:
+        routed.setdefault(bank.layer, []).append(bank)
+    if routed:
+        (directory / "routed").mkdir()
+    for banks in routed.values():
+        file, segments[file], hashes = write_layer_banks(
+            directory, checkpoint, banks, recodings, progress
+        )
+        for bank in banks:
+            representations[bank.operand] = bank_representation(
+                bank, recodings[bank.operand], hashes[bank.operand]
+            )
+            cast("dict[str, list[str]]", objects[bank.object])["representations"].append(
+                bank.operand
+            )
     progress.finish()
     files = dict(segments)
     files[GRAPH_NAME] = write_stream(directory / GRAPH_NAME, [graph_document(compiled)])
+    manifest = manifest_document(compiled)
+    if manifest is not None:
+        files[MANIFEST_NAME] = write_stream(directory / MANIFEST_NAME, [manifest])
     notes = [*compiled.notes, *_write_text(directory, checkpoint, files)]
     notes += _fallback_notes(representations)
     component = compiled.graph.components[0]
@@ -215,7 +280,7 @@ def _write(
         num_layers=len(component.layers),
         components=tuple(c.id for c in compiled.graph.components),
         system_graph=GRAPH_NAME,
-        moe_manifest=None,
+        moe_manifest=None if manifest is None else MANIFEST_NAME,
         source=_source_document(checkpoint, compiled),
         text=text_document(compiled),
         objects=objects,

@@ -40,14 +40,24 @@ from larql.format.source.modelfiles import (
     side_files,
 )
 
-__all__ = ["fetch_hub"]
+__all__ = [
+    "CONTAINER",
+    "Remote",
+    "choose_files",
+    "download",
+    "fetch_cached",
+    "fetch_hub",
+    "list_files",
+]
 
-_CONTAINER = ("index.json", "system_graph.json")
+CONTAINER = ("index.json", "system_graph.json")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
 @dataclass(frozen=True)
-class _Remote:
+class Remote:
+    """A file of a repository, as the hub lists it: size in bytes, and sha256 if it is large."""
+
     size: int
     sha256: str | None
 
@@ -80,17 +90,17 @@ def fetch_hub(name: HubName, *, progress: Progress, refresh: bool) -> Fetched:
         if is_offline():
             if refresh:
                 raise FetchError(f"{label}: HF_HUB_OFFLINE is set; unset it to ask the hub again")
-            return _from_cache(name, f"{label}: HF_HUB_OFFLINE is set", progress)
+            return fetch_cached(name, f"{label}: HF_HUB_OFFLINE is set", progress)
         try:
-            commit, listing = _list(name)
+            commit, listing = list_files(name)
         except UnreachableError as error:
             if refresh:
                 raise
-            return _from_cache(name, str(error).removesuffix("; try again later"), progress)
+            return fetch_cached(name, str(error).removesuffix("; try again later"), progress)
         return _from_hub(name, commit, listing, progress)
 
 
-def _list(name: HubName) -> tuple[str, dict[str, _Remote]]:
+def list_files(name: HubName) -> tuple[str, dict[str, Remote]]:
     """Return the commit that the revision stands for, and its files."""
     from huggingface_hub import HfApi
     from huggingface_hub.hf_api import RepoFile
@@ -104,7 +114,7 @@ def _list(name: HubName) -> tuple[str, dict[str, _Remote]]:
             raise FetchError(f"hf://{name.repo}: {endpoint()} names no commit; is it a hub?")
         files = api.list_repo_tree(name.repo, recursive=True, revision=commit)
         listing = {
-            file.path: _Remote(file.size, file.lfs.sha256 if file.lfs else None)
+            file.path: Remote(file.size, file.lfs.sha256 if file.lfs else None)
             for file in files
             if isinstance(file, RepoFile)
         }
@@ -114,19 +124,19 @@ def _list(name: HubName) -> tuple[str, dict[str, _Remote]]:
 
 
 def _from_hub(
-    name: HubName, commit: str, listing: Mapping[str, _Remote], progress: Progress
+    name: HubName, commit: str, listing: Mapping[str, Remote], progress: Progress
 ) -> Fetched:
     indexed: list[str] = []
     if name.file is None and INDEX_NAME in listing:
         # Which safetensors files make the model is only known from the index.
-        root = _download(name, commit, [INDEX_NAME], listing, progress)
+        root = download(name, commit, [INDEX_NAME], listing, progress)
         indexed = indexed_safetensors(root / INDEX_NAME, listing, FetchError)
-    weights, others = _choose(name, listing, indexed)
-    root = _download(name, commit, [*others, *weights], listing, progress)
+    weights, others = choose_files(name, listing, indexed)
+    root = download(name, commit, [*others, *weights], listing, progress)
     return _checked(root, weights, others, listing, (), progress)
 
 
-def _from_cache(name: HubName, reason: str, progress: Progress) -> Fetched:
+def fetch_cached(name: HubName, reason: str, progress: Progress) -> Fetched:
     """Find a model among what has been fetched before."""
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import LocalEntryNotFoundError
@@ -142,7 +152,7 @@ def _from_cache(name: HubName, reason: str, progress: Progress) -> Fetched:
         ) from None
     root = Path(snapshot)
     listing = {
-        str(PurePosixPath(file.relative_to(root))): _Remote(file.stat().st_size, _blob_sha256(file))
+        str(PurePosixPath(file.relative_to(root))): Remote(file.stat().st_size, _blob_sha256(file))
         for file in sorted(root.rglob("*"))
         if file.is_file()
     }
@@ -151,7 +161,7 @@ def _from_cache(name: HubName, reason: str, progress: Progress) -> Fetched:
         if not name.file and INDEX_NAME in listing
         else []
     )
-    weights, others = _choose(name, listing, indexed)
+    weights, others = choose_files(name, listing, indexed)
     note = f"{reason}; using the cached commit {root.name}"
     return _checked(root, weights, others, listing, (note,), progress)
 
@@ -160,7 +170,7 @@ def _checked(
     root: Path,
     weights: Sequence[str],
     others: Sequence[str],
-    listing: Mapping[str, _Remote],
+    listing: Mapping[str, Remote],
     notes: tuple[str, ...],
     progress: Progress,
 ) -> Fetched:
@@ -190,8 +200,8 @@ def _checked(
     return Fetched(path, root.name, sums, files, notes)
 
 
-def _choose(
-    name: HubName, listing: Mapping[str, _Remote], indexed: Sequence[str]
+def choose_files(
+    name: HubName, listing: Mapping[str, Remote], indexed: Sequence[str]
 ) -> tuple[list[str], list[str]]:
     """Return the weight files to take, and the files to take beside them."""
     label = f"hf://{name.repo}"
@@ -203,7 +213,7 @@ def _choose(
         if not chosen:
             raise FetchError(f"{label}: holds no file {name.file!r}{_offer(label, sets)}")
         weights = list(chosen[0].files)
-    elif all(file in listing for file in _CONTAINER):
+    elif all(file in listing for file in CONTAINER):
         everything = [path for path in listing if not path.startswith(".")]
         return ["index.json"], [path for path in everything if path != "index.json"]
     elif indexed:
@@ -228,14 +238,20 @@ def _offer(label: str, sets: Sequence[GgufSet]) -> str:
     return f"; name one: {names}" if names else "; it holds no GGUF file"
 
 
-def _download(
+def download(
     name: HubName,
     commit: str,
     files: Sequence[str],
-    listing: Mapping[str, _Remote],
+    listing: Mapping[str, Remote],
     progress: Progress,
 ) -> Path:
-    """Fetch the files that are not cached yet; return the root of the snapshot."""
+    """Fetch the files that are not cached yet; return the root of the snapshot.
+
+    Raises
+    ------
+    FetchError
+        If one of them cannot be had.
+    """
     from huggingface_hub import hf_hub_download, try_to_load_from_cache
 
     from larql import __version__

@@ -8,7 +8,7 @@ from typing import cast
 from larql.format.graph import Activation
 from larql.format.source.config import ConfigReader
 
-__all__ = ["activation", "common_hugging_face_keys"]
+__all__ = ["activation", "common_hugging_face_keys", "layer_kinds"]
 
 _ACTIVATIONS: Mapping[str, str] = {
     "silu": "silu",
@@ -71,3 +71,35 @@ def activation(config: ConfigReader, key: str, default: str | None) -> Activatio
     if default is None:
         return cast("Activation", config.choice(key, _ACTIVATIONS))
     return cast("Activation", config.choice(key, _ACTIVATIONS, default))
+
+
+def layer_kinds(
+    config: ConfigReader, key: str, layers: int, known: Mapping[str, str]
+) -> tuple[str, ...] | None:
+    """Take an array with the kind of each layer, or None where the key is absent.
+
+    Parameters
+    ----------
+    config : ConfigReader
+    key : str
+    layers : int
+        How many entries it must have.
+    known : mapping
+        Names to what they mean.
+
+    Raises
+    ------
+    CompileError
+        If an entry is not known, or there is another number of them.
+    """
+    stated = config.texts(key)
+    if stated is None:
+        return None
+    for kind in stated:
+        if kind not in known:
+            raise config.failure(
+                key, f"holds {kind!r:.60}, which this build does not know ({', '.join(known)})"
+            )
+    if len(stated) != layers:
+        raise config.contradiction(key, "num_hidden_layers", f"{len(stated)} entries", layers)
+    return tuple(known[kind] for kind in stated)

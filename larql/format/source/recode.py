@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from larql.errors import EncodingError, LarqlError, UsageError
+from larql.errors import EncodingError, UsageError
 from larql.format.encoding import ENCODINGS, Encoding
 from larql.format.source.builder import Binding
 from larql.format.source.checkpoint import Checkpoint
 
-__all__ = ["QUANT_CHOICES", "Recoding", "choose_recoding", "source_chunks", "stored_chunks"]
+__all__ = [
+    "QUANT_CHOICES",
+    "Recoding",
+    "choose_encoding",
+    "choose_recoding",
+    "recoded",
+    "source_chunks",
+    "stored_chunks",
+]
 
 QUANT_CHOICES = ("q8_0", "q4_0", "q4_k", "q6_k")
 
@@ -61,10 +69,22 @@ def choose_recoding(binding: Binding, quant: str | None) -> Recoding:
     """
     if quant is not None and quant not in QUANT_CHOICES:
         raise UsageError(f"--quant {quant!r}: expected one of {', '.join(QUANT_CHOICES)}")
-    source = binding.source.encoding
-    if quant is None or len(binding.shape) < 2 or quant == source.name:
+    matrix = len(binding.shape) >= 2
+    return choose_encoding(binding.source.encoding, binding.shape[-1], quant if matrix else None)
+
+
+def choose_encoding(source: Encoding, columns: int, quant: str | None) -> Recoding:
+    """Choose how rows of ``columns`` elements are stored that come in ``source``.
+
+    Raises
+    ------
+    UsageError
+        If ``quant`` is neither a choice nor None.
+    """
+    if quant is not None and quant not in QUANT_CHOICES:
+        raise UsageError(f"--quant {quant!r}: expected one of {', '.join(QUANT_CHOICES)}")
+    if quant is None or quant == source.name:
         return Recoding(source, verbatim=True)
-    columns = binding.shape[-1]
     for name in (quant, _NARROWER_BLOCK.get(quant)):
         if name is not None and columns % ENCODINGS[name].block_elements == 0:
             chosen = ENCODINGS[name]
@@ -90,16 +110,31 @@ def stored_chunks(checkpoint: Checkpoint, binding: Binding, recoding: Recoding) 
     if recoding.verbatim:
         yield from source_chunks(checkpoint, binding)
         return
+    columns = binding.shape[-1]
+    rows_at_once = max(1, _CHUNK // (4 * columns))
+    size = rows_at_once * source.encoding.row_bytes(columns)
+    chunks = source_chunks(checkpoint, binding, size)
+    try:
+        yield from recoded(chunks, source.encoding, recoding.encoding, columns)
+    except EncodingError as error:
+        raise EncodingError(f"{source.file}: tensor {source.name}: {error}") from None
+
+
+def recoded(
+    chunks: Iterable[bytes], source: Encoding, target: Encoding, columns: int
+) -> Iterator[bytes]:
+    """Encode rows anew, given some whole ones at a time.
+
+    Raises
+    ------
+    EncodingError
+        If the values cannot be encoded.
+    """
     import numpy as np
 
     from larql.format.codec import decode, encode
 
-    columns = binding.shape[-1]
-    row_bytes = source.encoding.row_bytes(columns)
-    rows_at_once = max(1, _CHUNK // (4 * columns))
-    for chunk in source_chunks(checkpoint, binding, rows_at_once * row_bytes):
+    row_bytes = source.row_bytes(columns)
+    for chunk in chunks:
         rows = np.frombuffer(chunk, dtype=np.uint8).reshape(-1, row_bytes)
-        try:
-            yield encode(recoding.encoding, decode(source.encoding, rows, columns)).tobytes()
-        except LarqlError as error:
-            raise EncodingError(f"{source.file}: tensor {source.name}: {error}") from None
+        yield encode(target, decode(source, rows, columns)).tobytes()

@@ -13,16 +13,27 @@ __all__ = ["RopeSettings", "gguf_rope", "hugging_face_rope", "hugging_face_rope_
 
 @dataclass(frozen=True)
 class RopeSettings:
-    """Base of the rotary frequencies and how they are stretched."""
+    """Base of the rotary frequencies, how they are stretched, and the share of dims that turn."""
 
     theta: float
     scaling: RopeScaling | None
+    share: float = 1.0
 
 
-def hugging_face_rope(config: ConfigReader, default_theta: float) -> RopeSettings:
+def hugging_face_rope(
+    config: ConfigReader, default_theta: float, default_share: float | None = None
+) -> RopeSettings:
     """Read rotary settings that hold for all layers.
 
     Both styles are read: ``rope_parameters``, and the older ``rope_theta`` with ``rope_scaling``.
+
+    Parameters
+    ----------
+    config : ConfigReader
+    default_theta : float
+    default_share : float or None
+        Share of a head's dimensions that turn where ``partial_rotary_factor`` says nothing; None:
+        all of them, and a key that says otherwise is refused.
 
     Raises
     ------
@@ -30,6 +41,7 @@ def hugging_face_rope(config: ConfigReader, default_theta: float) -> RopeSetting
         If the two styles contradict each other, or the rope type is unknown.
     """
     theta = config.optional_number("rope_theta")
+    share = None if default_share is None else _share(config)
     scaling = _scaling(config.child("rope_scaling"))
     parameters = config.child("rope_parameters")
     if parameters is not None:
@@ -45,7 +57,29 @@ def hugging_face_rope(config: ConfigReader, default_theta: float) -> RopeSetting
             )
         theta = inner_theta if theta is None else theta
         scaling = inner_scaling
-    return RopeSettings(default_theta if theta is None else theta, scaling)
+    if share is None:
+        share = 1.0 if default_share is None else default_share
+    return RopeSettings(default_theta if theta is None else theta, scaling, share)
+
+
+def _share(config: ConfigReader) -> float | None:
+    """Take ``partial_rotary_factor`` wherever it stands."""
+    found: dict[str, float] = {}
+    for prefix, reader in (
+        ("", config),
+        ("rope_parameters.", config.child("rope_parameters")),
+        ("rope_scaling.", config.child("rope_scaling")),
+    ):
+        value = None if reader is None else reader.optional_number("partial_rotary_factor")
+        if value is not None:
+            found[f"{prefix}partial_rotary_factor"] = value
+    for key, value in found.items():
+        first, stated = next(iter(found.items()))
+        if value != stated:
+            raise config.contradiction(first, key, stated, value)
+        if value > 1.0:
+            raise config.failure(key, f"is {value!r}, expected at most 1")
+    return next(iter(found.values()), None)
 
 
 def hugging_face_rope_by_layer_type(
@@ -79,7 +113,8 @@ def _scaling(reader: ConfigReader | None) -> RopeScaling | None:
     if first is not None and second is not None and first != second:
         raise reader.contradiction("rope_type", "type", first, second)
     kind = first or second or "default"
-    reader.neutral("partial_rotary_factor", 1.0)
+    if not reader.judged("partial_rotary_factor"):
+        reader.neutral("partial_rotary_factor", 1.0)
     if kind == "default":
         return None
     if kind == "linear":

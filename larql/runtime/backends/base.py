@@ -14,8 +14,16 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from larql.format.graph import Block, Embed, Head, SoftmaxAttention, StateSpec
-from larql.runtime.operands import StoredOperand
+from larql.format.graph import (
+    Block,
+    Embed,
+    Head,
+    LatentAttention,
+    PerLayerTable,
+    SoftmaxAttention,
+    StateSpec,
+)
+from larql.runtime.operands import StoredBank, StoredOperand
 from larql.runtime.readout import HeadReadout
 from larql.runtime.regions import KvRegion, Region
 from larql.runtime.state import State
@@ -23,6 +31,7 @@ from larql.runtime.state import State
 if TYPE_CHECKING:
     from larql.runtime.plan import Plan
     from larql.runtime.taps import BlockTaps
+    from larql.runtime.token_inputs import LayerInputs
 
 __all__ = ["KV_NUMERICS", "Backend", "Carrier"]
 
@@ -73,6 +82,16 @@ class Backend(ABC):
         """
 
     @abstractmethod
+    def bind_bank(self, bank: StoredBank) -> None:
+        """Take an operand that has an entry for each expert; the stored bytes stay mapped.
+
+        Raises
+        ------
+        UnsupportedRefusal
+            If the backend has no code for the operand's encoding.
+        """
+
+    @abstractmethod
     def region(self, spec: StateSpec, context: int, block: int) -> Region:
         """Make a region of continuation state, as of no positions.
 
@@ -91,6 +110,10 @@ class Backend(ABC):
         """Look rows up: ids ``[T]`` to a carrier ``[T, hidden]``."""
 
     @abstractmethod
+    def look_up(self, table: PerLayerTable, ids: npt.NDArray[np.int64]) -> npt.NDArray[np.float32]:
+        """Return the rows of ids ``[T]``, scaled, float32 ``[layers, T, width]``."""
+
+    @abstractmethod
     def write(
         self,
         block: Block,
@@ -98,6 +121,7 @@ class Backend(ABC):
         regions: Sequence[Region],
         start: int,
         taps: BlockTaps | None = None,
+        tokens: LayerInputs | None = None,
     ) -> Carrier:
         """Run one block and add its output to the carrier.
 
@@ -113,6 +137,8 @@ class Backend(ABC):
             Absolute position of the first row.
         taps : BlockTaps or None
             Where an observer wants what the block computes on its way.
+        tokens : LayerInputs or None
+            What the tokens give to the layer, where the component has a table for that.
 
         Returns
         -------
@@ -126,7 +152,7 @@ class Backend(ABC):
     @abstractmethod
     def attention_pattern(
         self,
-        mixer: SoftmaxAttention,
+        mixer: SoftmaxAttention | LatentAttention,
         queries: npt.NDArray[np.float32],
         region: KvRegion,
         start: int,
@@ -135,7 +161,7 @@ class Backend(ABC):
 
         Parameters
         ----------
-        mixer : SoftmaxAttention
+        mixer : SoftmaxAttention or LatentAttention
         queries : float32 ``[T, heads, key_dim]``
             From the block's taps.
         region : KvRegion

@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from larql.format.graph import SoftmaxAttention
+from larql.format.graph import LatentAttention, SoftmaxAttention
 from larql.kernels.likelihood import LN2_HIGH, LN2_LOW, LOG2_E, SERIES
 from larql.runtime.regions import KvRegion
 from larql.runtime.sums import tree_sum
@@ -21,9 +21,16 @@ Float64 = npt.NDArray[np.float64]
 
 
 def attention_weights(
-    mixer: SoftmaxAttention, queries: npt.NDArray[np.float32], region: KvRegion, start: int
+    mixer: SoftmaxAttention | LatentAttention,
+    queries: npt.NDArray[np.float32],
+    region: KvRegion,
+    start: int,
+    sinks: npt.NDArray[np.float32] | None,
 ) -> list[Float64]:
-    """Return the weights of positions ``start, start + 1, …``, float64 ``[heads, n]`` each."""
+    """Return the weights of positions ``start, start + 1, …``, float64 ``[heads, n]`` each.
+
+    With ``sinks`` (``[heads]``) the weights of a position add up to less than 1.
+    """
     group = mixer.heads // mixer.kv_heads
     found = []
     for t, query in enumerate(queries.astype(np.float64)):
@@ -34,8 +41,14 @@ def attention_weights(
         scores = tree_sum(by_head * query[:, None, :]) * mixer.scale
         if mixer.softcap is not None:
             scores = mixer.softcap * _tanh(scores / mixer.softcap)
-        weights = _exp(scores - scores.max(axis=1, keepdims=True))
-        found.append(weights / tree_sum(weights)[:, None])
+        top = scores.max(axis=1, keepdims=True)
+        if sinks is not None:
+            top = np.maximum(top, sinks.astype(np.float64)[:, None])
+        weights = _exp(scores - top)
+        total = tree_sum(weights)[:, None]
+        if sinks is not None:
+            total = total + _exp(sinks.astype(np.float64)[:, None] - top)
+        found.append(weights / total)
     return found
 
 

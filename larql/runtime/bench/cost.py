@@ -13,13 +13,16 @@ __all__ = ["state_bytes", "weight_bytes"]
 def weight_bytes(container: Container, plan: Plan) -> int:
     """Return the bytes of weights that a step of one position touches.
 
-    Every operand of the plan once; of the embedding one row, unless it is the tied head's weight,
+    Every operand of the plan once; of experts as many as are chosen; of the embedding one row,
+    unless it is the tied head's weight,
     which is read as a whole.
     """
     total, swept = 0, set(plan.swept())
     for contract in plan.contracts():
         encoding = container.operands[contract.name].encoding
-        if contract in swept:
+        if contract.chosen is not None:
+            total += encoding.nbytes((contract.chosen, *contract.shape[1:]))
+        elif contract in swept:
             total += encoding.nbytes(contract.shape)
         else:
             total += encoding.row_bytes(plan.component.embed.width)

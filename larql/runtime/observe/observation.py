@@ -8,8 +8,9 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from larql.format.graph import SoftmaxAttention
+from larql.format.graph import LatentAttention, SoftmaxAttention, kept_by
 from larql.runtime.backends.base import Backend
+from larql.runtime.latent_region import LatentRegion
 from larql.runtime.observe.capture import CaptureRequest
 from larql.runtime.observe.declaration import Declaration
 from larql.runtime.observe.events import (
@@ -199,10 +200,12 @@ class Observation:
             if kept.heads is not None:
                 for t, row in enumerate(norms(kept.heads).tolist()):
                     events[t][w].append(HeadNorms(start + t, w, numbers(row)))
-            if kept.queries is not None and isinstance(block.mixer, SoftmaxAttention):
-                (region,) = state.at(layer, block.site)
-                assert isinstance(region, KvRegion)
-                found = self._backend.attention_pattern(block.mixer, kept.queries, region, start)
+            mixer = block.mixer
+            if kept.queries is not None and isinstance(mixer, SoftmaxAttention | LatentAttention):
+                (region,) = state.at(kept_by(block, layer), block.site)
+                keys = region.kept if isinstance(region, LatentRegion) else region
+                assert isinstance(keys, KvRegion)
+                found = self._backend.attention_pattern(mixer, kept.queries, keys, start)
                 for t, weights in enumerate(found):
                     first = start + t + 1 - weights.shape[1]
                     rows = tuple(map(numbers, weights.tolist()))

@@ -12,7 +12,7 @@ from larql.runtime.plan import Plan
 __all__ = ["EMBED", "WriteSite", "find_site", "parse_positions", "parse_site", "write_sites"]
 
 EMBED = "embed"
-_NAME = re.compile(r"([0-9]{1,6})\.(attention|ffn)")
+_NAME = re.compile(r"([0-9]{1,6})\.(attention|ffn|per_layer)")
 _RANGE = re.compile(r"([0-9]{1,9})(?::([0-9]{1,9}))?")
 
 
@@ -25,7 +25,7 @@ class WriteSite:
     layer : int or None
         Index of the layer; None for what enters the first executed layer.
     site : str
-        ``embed``, ``attention`` or ``ffn``.
+        ``embed``, ``attention``, ``ffn`` or ``per_layer``.
     """
 
     layer: int | None
@@ -55,8 +55,8 @@ def parse_site(text: str, what: str) -> WriteSite:
     found = _NAME.fullmatch(text)
     if found is None:
         raise UsageError(
-            f"{what}: {text!r} is no site; write embed, LAYER.attention or LAYER.ffn, for example "
-            f"12.ffn"
+            f"{what}: {text!r} is no site; write embed, LAYER.attention, LAYER.ffn, or "
+            f"LAYER.per_layer where layers have it, for example 12.ffn"
         )
     return WriteSite(int(found[1]), found[2])
 

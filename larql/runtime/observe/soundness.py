@@ -79,7 +79,7 @@ def _are_sites(sites: object) -> bool:
         isinstance(site, list)
         and len(site) == 2
         and _is_count(site[0])
-        and site[1] in ("attention", "ffn")
+        and site[1] in ("attention", "ffn", "per_layer")
         for site in sites[1:]
     )
 

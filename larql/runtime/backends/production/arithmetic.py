@@ -21,7 +21,7 @@ from larql.kernels.product import products
 from larql.kernels.product_q8 import products_q8, takes_integers
 from larql.kernels.rounding import Empty, QuantizedRows, quantize_rows
 from larql.runtime.backends.workspace import Workspace
-from larql.runtime.operands import StoredOperand
+from larql.runtime.operands import StoredBank, StoredOperand
 
 __all__ = ["Arithmetic", "Calls", "Float32", "Rotation", "Vectors"]
 
@@ -79,6 +79,10 @@ class Arithmetic:
         Bound operands by name.
     vectors : mapping
         Those of one axis, decoded: float32 ``[n]``.
+    banks : mapping
+        Bound operands that have an entry for each expert, by name.
+    bank_vectors : mapping
+        Those of them that are vectors, decoded: float32 ``[experts, n]``.
     frequencies : mapping
         Radians per position of each pair that a rope turns, float64, once they are known.
     """
@@ -87,7 +91,10 @@ class Arithmetic:
         self.activations = activations
         self.operands: dict[str, StoredOperand] = {}
         self.vectors: dict[str, Float32] = {}
+        self.banks: dict[str, StoredBank] = {}
+        self.bank_vectors: dict[str, Float32] = {}
         self.frequencies: dict[Rope, npt.NDArray[np.float64]] = {}
+        self._columns: dict[str, Float32] = {}
         self._of_thread = _OfThread()
 
     def bind(self, operand: StoredOperand) -> None:
@@ -98,14 +105,24 @@ class Arithmetic:
         UnsupportedRefusal
             If there is no kernel for its encoding.
         """
-        if operand.encoding.name not in BLOCKS:
-            raise UnsupportedRefusal(
-                f"operand {operand.name}: no production kernel for {operand.encoding.name}; run "
-                f"with --backend reference"
-            )
+        _check_encoding(operand)
         self.operands[operand.name] = operand
         if len(operand.shape) == 1:
             self.vectors[operand.name] = _decoded(operand)
+
+    def bind_bank(self, bank: StoredBank) -> None:
+        """Keep the matrices of experts as mapped bytes, and their vectors decoded.
+
+        Raises
+        ------
+        UnsupportedRefusal
+            If there is no kernel for their encoding.
+        """
+        _check_encoding(bank)
+        self.banks[bank.name] = bank
+        if len(bank.shape) == 2:
+            vectors = [_decoded(bank.entry(expert)) for expert in range(bank.shape[0])]
+            self.bank_vectors[bank.name] = np.stack(vectors)
 
     @property
     def calls(self) -> Calls:
@@ -121,6 +138,17 @@ class Arithmetic:
     def memory(self) -> Workspace:
         """Memory for intermediate results, used again by the next block."""
         return self._of_thread.calls.memory
+
+    def columns(self, name: str) -> Float32:
+        """Return a small matrix ``[n, columns]`` decoded and turned, ``[columns, n]``."""
+        found = self._columns.get(name)
+        if found is None:
+            operand = self.operands[name]
+            rows, columns = operand.shape
+            stored = operand.data.reshape(rows, operand.encoding.row_bytes(columns))
+            found = np.ascontiguousarray(decode(operand.encoding, stored, columns).T)
+            self._columns[name] = found
+        return found
 
     def inputs(self, x: Float32) -> Vectors:
         """Return vectors to multiply with."""
@@ -160,7 +188,7 @@ class Arithmetic:
         return self.linears([linear], self.inputs(x))[0]
 
     def norm(self, norm: Norm | None, x: Float32, empty: Empty | None = None) -> Float32:
-        """Normalise rows of ``x``, ``[n, width]``."""
+        """Normalise rows of ``x``, ``[n, width]``, or equal parts of rows of the norm's width."""
         if norm is None:
             return x
         x = np.ascontiguousarray(x)
@@ -172,6 +200,14 @@ class Arithmetic:
             bias = None if norm.bias is None else self.vectors[norm.bias]
             layer_norm(x, weight, bias, norm.offset, norm.eps, out)
         return out
+
+
+def _check_encoding(operand: StoredOperand | StoredBank) -> None:
+    if operand.encoding.name not in BLOCKS:
+        raise UnsupportedRefusal(
+            f"operand {operand.name}: no production kernel for {operand.encoding.name}; run "
+            f"with --backend reference"
+        )
 
 
 def _decoded(operand: StoredOperand) -> Float32:

@@ -16,7 +16,18 @@ from weakref import WeakKeyDictionary
 import numpy as np
 import numpy.typing as npt
 
-from larql.format.graph import Block, Embed, Head, SoftmaxAttention, StateSpec
+from larql.format.graph import (
+    Block,
+    ConvolutionRows,
+    Embed,
+    Head,
+    LatentAttention,
+    LatentRows,
+    PerLayerTable,
+    Recurrent,
+    SoftmaxAttention,
+    StateSpec,
+)
 from larql.kernels import compiler, setup
 from larql.kernels.copy import copy
 from larql.kernels.elementwise import add_scaled, scale, softcap
@@ -25,17 +36,21 @@ from larql.kernels.likelihood import log_sum_exp, logarithm
 from larql.kernels.ring import empty_keys, empty_values
 from larql.kernels.softmax import BLOCK
 from larql.kernels.survey import Survey, survey
+from larql.kernels.vector import LANES
 from larql.runtime.backends.base import KV_NUMERICS, Backend, Carrier
 from larql.runtime.backends.pattern import attention_weights
 from larql.runtime.backends.production.arithmetic import Arithmetic, Calls, Vectors
 from larql.runtime.backends.production.mixers import mix
 from larql.runtime.backends.step_program import StepProgram
-from larql.runtime.operands import StoredOperand
+from larql.runtime.latent_region import LatentRegion, as_keys_and_values
+from larql.runtime.operands import StoredBank, StoredOperand
 from larql.runtime.plan import Plan
 from larql.runtime.readout import HeadReadout
 from larql.runtime.regions import KvRegion, Region, needed_rows
 from larql.runtime.state import State
 from larql.runtime.taps import BlockTaps
+from larql.runtime.token_inputs import LayerInputs
+from larql.runtime.whole_regions import StripRegion, WholeRegion
 
 __all__ = ["ProductionBackend"]
 
@@ -87,15 +102,25 @@ class ProductionBackend(Backend):
         """Keep a matrix as mapped bytes, and a vector decoded."""
         self._arithmetic.bind(operand)
 
+    def bind_bank(self, bank: StoredBank) -> None:
+        """Keep the mapped bytes of all experts."""
+        self._arithmetic.bind_bank(bank)
+
     def region(self, spec: StateSpec, context: int, block: int) -> Region:
-        """Make a region of blocks, in the order in which attention reads them."""
-        count = -(-needed_rows(spec, context, block) // BLOCK)
-        return KvRegion(
-            spec,
+        """Make a region in the order in which the kernels read it."""
+        if isinstance(spec, ConvolutionRows):
+            return WholeRegion.plain(spec, np.float32)
+        if isinstance(spec, Recurrent):
+            return StripRegion(spec, LANES)
+        rows = as_keys_and_values(spec) if isinstance(spec, LatentRows) else spec
+        count = -(-needed_rows(rows, context, block) // BLOCK)
+        kept = KvRegion(
+            rows,
             BLOCK,
-            empty_keys(count, spec.heads, spec.key_dim, self.kv),
-            empty_values(count, spec.heads, spec.value_dim, self.kv),
+            empty_keys(count, rows.heads, rows.key_dim, self.kv),
+            empty_values(count, rows.heads, rows.value_dim, self.kv),
         )
+        return LatentRegion(spec, kept) if isinstance(spec, LatentRows) else kept
 
     def embed(self, op: Embed, ids: npt.NDArray[np.int64]) -> Carrier:
         """Decode the rows of the ids and scale them."""
@@ -107,6 +132,18 @@ class ProductionBackend(Backend):
         )  # fmt: skip
         return out
 
+    def look_up(self, table: PerLayerTable, ids: npt.NDArray[np.int64]) -> Float32:
+        """Decode the rows of the ids and scale them."""
+        operand = self._arithmetic.operands[table.weight]
+        columns = table.layers * table.width
+        out = np.empty((len(ids), columns), np.float32)
+        gather(
+            operand.data, operand.encoding.name, table.vocab, columns,
+            np.ascontiguousarray(ids), table.scale, out,
+        )  # fmt: skip
+        by_layer = out.reshape(len(ids), table.layers, table.width).transpose(1, 0, 2)
+        return np.ascontiguousarray(by_layer)
+
     def advance(
         self, walk: Callable[[Carrier], Carrier], plan: Plan, state: State, carrier: Carrier
     ) -> Carrier:
@@ -116,7 +153,8 @@ class ProductionBackend(Backend):
         positions differ by the position alone, so they are recorded once for a state.
         """
         compiler.release()  # before weights take its place; again when more has been compiled
-        if len(carrier) != 1:
+        if len(carrier) != 1 or self._arithmetic.banks:
+            # Which experts a position reads is decided between kernels, which is not recorded.
             return walk(carrier)
         step = self._steps.get(state)
         if step is None or not step.fits():
@@ -136,14 +174,17 @@ class ProductionBackend(Backend):
         regions: Sequence[Region],
         start: int,
         taps: BlockTaps | None = None,
+        tokens: LayerInputs | None = None,
     ) -> Carrier:
         """Run one block and add its output."""
         self._arithmetic.memory.restart()
         inputs = self._arithmetic.norm(block.norm, carrier)
-        delta = mix(block.mixer, inputs, regions, start, taps, self._arithmetic)
+        delta = mix(block.mixer, inputs, regions, start, taps, self._arithmetic, tokens)
         delta = self._arithmetic.norm(block.post_norm, delta)
         carrier = np.ascontiguousarray(carrier)
         add_scaled(carrier, delta, block.residual_scale)
+        if block.carrier_scale is not None:
+            scale(carrier, float(self._arithmetic.vectors[block.carrier_scale][0]))
         return carrier
 
     def final_norm(self, op: Head, carrier: Carrier) -> Float32:
@@ -180,10 +221,15 @@ class ProductionBackend(Backend):
         copy(source, target)
 
     def attention_pattern(
-        self, mixer: SoftmaxAttention, queries: Float32, region: KvRegion, start: int
+        self,
+        mixer: SoftmaxAttention | LatentAttention,
+        queries: Float32,
+        region: KvRegion,
+        start: int,
     ) -> list[npt.NDArray[np.float64]]:
         """Compute the weights in float64, apart from the kernel that uses them."""
-        return attention_weights(mixer, queries, region, start)
+        sinks = None if mixer.sinks is None else self._arithmetic.vectors[mixer.sinks]
+        return attention_weights(mixer, queries, region, start, sinks)
 
     def log_sum_exp(self, rows: Float32) -> npt.NDArray[np.float64]:
         """Return ``log(sum(exp(row)))`` of each row."""

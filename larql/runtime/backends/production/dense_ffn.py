@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from larql.format.graph import DenseFfn
-from larql.kernels.activation import activate, gate
+from larql.format.graph import Activation, DenseFfn
+from larql.kernels.activation import Kind, activate, gate
 from larql.runtime.backends.production.arithmetic import Arithmetic, Float32
 from larql.runtime.regions import Region
 from larql.runtime.taps import BlockTaps
 
-__all__ = ["dense_ffn"]
+__all__ = ["dense_ffn", "kernel_kind"]
 
 
 def dense_ffn(
@@ -22,7 +22,7 @@ def dense_ffn(
     arithmetic: Arithmetic,
 ) -> Float32:
     """Return the operation's output for each position."""
-    kind = "gelu_erf" if mixer.activation == "gelu" else mixer.activation
+    kind = kernel_kind(mixer.activation)
     if mixer.gate is None:
         up = arithmetic.linear(mixer.up, x)
         activate(up, kind, up)
@@ -30,3 +30,8 @@ def dense_ffn(
         gated, up = arithmetic.linears([mixer.gate, mixer.up], arithmetic.inputs(x))
         gate(gated, up, kind, up)
     return arithmetic.linear(mixer.down, up)
+
+
+def kernel_kind(activation: Activation) -> Kind:
+    """Return the kernels' name of an activation."""
+    return "gelu_erf" if activation == "gelu" else activation

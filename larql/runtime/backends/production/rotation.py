@@ -40,6 +40,8 @@ def _radians(rope: Rope, arithmetic: Arithmetic) -> npt.NDArray[np.float64]:
         frequencies = np.array(_llama3(frequencies, rope))
     if rope.factors is not None:
         frequencies = frequencies / arithmetic.vectors[rope.factors].astype(np.float64)
+    if rope.turning is not None:
+        frequencies[rope.turning :] = 0.0
     arithmetic.frequencies[rope] = np.ascontiguousarray(frequencies)
     return arithmetic.frequencies[rope]
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from larql.format.graph import Norm, SoftmaxAttention
+from larql.kernels.activation import gate
 from larql.kernels.attention import attend
 from larql.kernels.copy import copy
+from larql.kernels.elementwise import clamp
 from larql.kernels.ring import write_rows
 from larql.kernels.rope import rotate
 from larql.runtime.backends.production.arithmetic import Arithmetic, Float32
@@ -29,28 +31,57 @@ def softmax_attention(
     (region,) = regions
     assert isinstance(region, KvRegion)
     count = len(x)
-    q, k, v = arithmetic.linears([mixer.q, mixer.k, mixer.v], arithmetic.inputs(x))
-    q = _heads(q, mixer.heads, mixer.q_norm, arithmetic)
-    k = _heads(k, mixer.kv_heads, mixer.k_norm, arithmetic)
-    v = v.reshape(count, mixer.kv_heads, mixer.value_dim)
+    wanted = [linear for linear in (mixer.q, mixer.k, mixer.v, mixer.gate) if linear is not None]
+    made = iter(arithmetic.linears(wanted, arithmetic.inputs(x)))
+    q = _heads(next(made), mixer.heads, mixer.q_norm, arithmetic)
+    turned = []
+    if mixer.k is not None:
+        raw = next(made)
+        v = _values(mixer, raw, next(made) if mixer.v is not None else None, arithmetic)
+        k = _heads(raw, mixer.kv_heads, mixer.k_norm, arithmetic)
+        turned.append(k)
+    turned.append(q)
+    if mixer.clip is not None:
+        for rows in turned:
+            clamp(rows, mixer.clip)
     if mixer.rope is not None:
-        turned = rotation(mixer.rope, start, count, arithmetic)
-        rotate(q, turned.cos, turned.sin, mixer.rope.layout)
-        rotate(k, turned.cos, turned.sin, mixer.rope.layout)
-    write_rows(k, v, region.keys, region.values, start)
+        angles = rotation(mixer.rope, start, count, arithmetic)
+        for rows in turned:
+            rotate(rows, angles.cos, angles.sin, mixer.rope.layout)
+    if mixer.k is not None:
+        write_rows(k, v, region.keys, region.values, start)
+    sinks = None if mixer.sinks is None else arithmetic.vectors[mixer.sinks]
     out = arithmetic.memory.take((count, mixer.heads, mixer.value_dim))
     attend(
         q, region.keys, region.values, start, mixer.window or 0, mixer.scale,
-        mixer.softcap or 0.0, None, out,
+        mixer.softcap or 0.0, sinks, out,
     )  # fmt: skip
     if taps is not None and taps.heads is not None:
         copy(out, taps.heads)
     if taps is not None and taps.queries is not None:
         copy(q, taps.queries)
-    return arithmetic.linear(mixer.o, out.reshape(count, -1))
+    mixed = out.reshape(count, -1)
+    if mixer.gate is not None:
+        gate(next(made), mixed, "sigmoid", mixed)
+    return arithmetic.linear(mixer.o, mixed)
 
 
 def _heads(x: Float32, heads: int, norm: Norm | None, arithmetic: Arithmetic) -> Float32:
-    """Return ``[T, heads, dim]`` of projections ``[T, heads * dim]``, each head normalised."""
-    rows = arithmetic.norm(norm, x.reshape(len(x) * heads, -1))
+    """Return ``[T, heads, dim]`` of projections ``[T, heads * dim]``, normalised."""
+    rows = x if norm is None else arithmetic.norm(norm, x.reshape(-1, norm.width))
     return rows.reshape(len(x), heads, -1)
+
+
+def _values(
+    mixer: SoftmaxAttention, keys: Float32, values: Float32 | None, arithmetic: Arithmetic
+) -> Float32:
+    """Return values ``[T, kv_heads, value_dim]``, which are the raw keys where there are none."""
+    source = keys if values is None else values
+    made = _heads(source, mixer.kv_heads, mixer.v_norm, arithmetic)
+    if values is None and mixer.v_norm is None:
+        kept = arithmetic.memory.take(made.shape)
+        copy(made, kept)  # the keys are turned where they lie
+        made = kept
+    if mixer.clip is not None:
+        clamp(made, mixer.clip)
+    return made

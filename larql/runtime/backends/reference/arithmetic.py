@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from larql.format.codec import decode
 from larql.format.graph import Linear, Norm
-from larql.runtime.operands import StoredOperand
+from larql.runtime.operands import StoredBank, StoredOperand
 
 __all__ = ["Arithmetic", "Float64"]
 
@@ -23,10 +23,19 @@ class Arithmetic:
 
     def __init__(self) -> None:
         self._operands: dict[str, StoredOperand] = {}
+        self._banks: dict[str, StoredBank] = {}
 
     def bind(self, operand: StoredOperand) -> None:
         """Keep the operand's mapped bytes."""
         self._operands[operand.name] = operand
+
+    def bind_bank(self, bank: StoredBank) -> None:
+        """Keep the mapped bytes of all experts."""
+        self._banks[bank.name] = bank
+
+    def expert(self, name: str, expert: int) -> StoredOperand:
+        """Return one expert's entry of an operand."""
+        return self._banks[name].entry(expert)
 
     def rows(self, name: str, ids: npt.NDArray[np.int64]) -> Float64:
         """Return some rows of a matrix, ``[n, columns]``."""
@@ -37,12 +46,14 @@ class Arithmetic:
 
     def vector(self, name: str) -> Float64:
         """Return a vector, ``[n]``."""
-        operand = self._operands[name]
+        return self.vector_of(self._operands[name])
+
+    def vector_of(self, operand: StoredOperand) -> Float64:
+        """Return an operand that is a vector, ``[n]``."""
         return decode(operand.encoding, operand.data, operand.shape[-1]).astype(np.float64)
 
-    def _row_blocks(self, name: str) -> Iterator[tuple[int, Float64]]:
+    def _row_blocks(self, operand: StoredOperand) -> Iterator[tuple[int, Float64]]:
         """Yield first row and decoded rows of a matrix, a block at a time."""
-        operand = self._operands[name]
         rows, columns = operand.shape
         stored = operand.data.reshape(rows, operand.encoding.row_bytes(columns))
         step = max(1, _BLOCK_ELEMENTS // columns)
@@ -52,9 +63,12 @@ class Arithmetic:
 
     def product(self, name: str, vectors: list[Float64]) -> list[Float64]:
         """Return a matrix times each vector."""
-        rows = self._operands[name].shape[0]
-        outputs = [np.empty(rows) for _ in vectors]
-        for first, block in self._row_blocks(name):
+        return self.product_of(self._operands[name], vectors)
+
+    def product_of(self, operand: StoredOperand, vectors: list[Float64]) -> list[Float64]:
+        """Return an operand that is a matrix times each vector."""
+        outputs = [np.empty(operand.shape[0]) for _ in vectors]
+        for first, block in self._row_blocks(operand):
             for vector, output in zip(vectors, outputs, strict=True):
                 output[first : first + len(block)] = block @ vector
         return outputs

@@ -13,15 +13,28 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from larql.format.graph import Block, Embed, Head, SoftmaxAttention, StateSpec
+from larql.format.graph import (
+    Block,
+    Embed,
+    Head,
+    KvRows,
+    LatentAttention,
+    LatentRows,
+    PerLayerTable,
+    SoftmaxAttention,
+    StateSpec,
+)
 from larql.runtime.backends.base import KV_NUMERICS, Backend, Carrier
 from larql.runtime.backends.reference.arithmetic import Arithmetic
 from larql.runtime.backends.reference.mixers import mix
 from larql.runtime.backends.reference.softmax_attention import head_weights, seen
-from larql.runtime.operands import StoredOperand
+from larql.runtime.latent_region import LatentRegion, as_keys_and_values
+from larql.runtime.operands import StoredBank, StoredOperand
 from larql.runtime.readout import HeadReadout
 from larql.runtime.regions import KvRegion, Region, RowRegion
 from larql.runtime.taps import BlockTaps
+from larql.runtime.token_inputs import LayerInputs
+from larql.runtime.whole_regions import WholeRegion
 
 __all__ = ["ReferenceBackend"]
 
@@ -57,14 +70,30 @@ class ReferenceBackend(Backend):
         """Keep the operand's mapped bytes; they are decoded when they are used."""
         self._arithmetic.bind(operand)
 
+    def bind_bank(self, bank: StoredBank) -> None:
+        """Keep the mapped bytes of all experts."""
+        self._arithmetic.bind_bank(bank)
+
     def region(self, spec: StateSpec, context: int, block: int) -> Region:
-        """Make a region of float64 rows, or of rows rounded to binary16."""
-        return RowRegion(spec, context, block, np.float16 if self.kv == "f16" else np.float64)
+        """Make a region of float64 numbers; keys and values may be rounded to binary16."""
+        kind = np.float16 if self.kv == "f16" else np.float64
+        if isinstance(spec, KvRows):
+            return RowRegion(spec, context, block, kind)
+        if isinstance(spec, LatentRows):
+            rows = RowRegion(as_keys_and_values(spec), context, block, kind)
+            return LatentRegion(spec, rows)
+        return WholeRegion.plain(spec, np.float64)
 
     def embed(self, op: Embed, ids: npt.NDArray[np.int64]) -> Carrier:
         """Decode the rows of the ids and scale them."""
         values = self._arithmetic.rows(op.weight, ids) * op.scale
         return values.astype(np.float32)
+
+    def look_up(self, table: PerLayerTable, ids: npt.NDArray[np.int64]) -> npt.NDArray[np.float32]:
+        """Decode the rows of the ids and scale them."""
+        rows = self._arithmetic.rows(table.weight, ids) * table.scale
+        by_layer = rows.reshape(len(ids), table.layers, table.width).transpose(1, 0, 2)
+        return np.ascontiguousarray(by_layer, dtype=np.float32)
 
     def write(
         self,
@@ -73,13 +102,16 @@ class ReferenceBackend(Backend):
         regions: Sequence[Region],
         start: int,
         taps: BlockTaps | None = None,
+        tokens: LayerInputs | None = None,
     ) -> Carrier:
         """Run one block and add its output."""
         inputs = [self._arithmetic.norm(block.norm, row) for row in carrier.astype(np.float64)]
-        outputs = mix(block.mixer, inputs, regions, start, taps, self._arithmetic)
+        outputs = mix(block.mixer, inputs, regions, start, taps, self._arithmetic, tokens)
         written = carrier.astype(np.float64)
         for row, output in zip(written, outputs, strict=True):
             row += block.residual_scale * self._arithmetic.norm(block.post_norm, output)
+            if block.carrier_scale is not None:
+                row *= self._arithmetic.vector(block.carrier_scale)
         return written.astype(np.float32)
 
     def final_norm(self, op: Head, carrier: Carrier) -> npt.NDArray[np.float32]:
@@ -117,16 +149,17 @@ class ReferenceBackend(Backend):
 
     def attention_pattern(
         self,
-        mixer: SoftmaxAttention,
+        mixer: SoftmaxAttention | LatentAttention,
         queries: npt.NDArray[np.float32],
         region: KvRegion,
         start: int,
     ) -> list[Float64]:
         """Compute the weights again, from queries rounded to float32."""
+        sinks = None if mixer.sinks is None else self._arithmetic.vector(mixer.sinks)
         return [
             np.stack(
                 [
-                    head_weights(mixer, query[head].astype(np.float64), keys, head)
+                    head_weights(mixer, query[head].astype(np.float64), keys, head, sinks)
                     for head in range(mixer.heads)
                 ]
             )

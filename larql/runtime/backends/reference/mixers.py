@@ -4,12 +4,31 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from larql.format.graph import DenseFfn, Mixer, SoftmaxAttention
+from larql.format.graph import (
+    DenseFfn,
+    GatedDelta,
+    Kda,
+    LatentAttention,
+    Mixer,
+    PerLayerEmbedding,
+    RoutedFfn,
+    ShortConvolution,
+    SoftmaxAttention,
+    Ssm,
+)
 from larql.runtime.backends.reference.arithmetic import Arithmetic, Float64
 from larql.runtime.backends.reference.dense_ffn import dense_ffn
+from larql.runtime.backends.reference.gated_delta import gated_delta
+from larql.runtime.backends.reference.kda import kda
+from larql.runtime.backends.reference.latent_attention import latent_attention
+from larql.runtime.backends.reference.per_layer_embedding import per_layer_embedding
+from larql.runtime.backends.reference.routed_ffn import routed_ffn
+from larql.runtime.backends.reference.short_convolution import short_convolution
 from larql.runtime.backends.reference.softmax_attention import softmax_attention
+from larql.runtime.backends.reference.ssm import ssm
 from larql.runtime.regions import Region
 from larql.runtime.taps import BlockTaps
+from larql.runtime.token_inputs import LayerInputs
 
 __all__ = ["mix"]
 
@@ -21,6 +40,7 @@ def mix(
     start: int,
     taps: BlockTaps | None,
     arithmetic: Arithmetic,
+    tokens: LayerInputs | None = None,
 ) -> list[Float64]:
     """Run an operation for positions ``start, start + 1, …``.
 
@@ -36,6 +56,8 @@ def mix(
         Where an observer wants what is computed on the way.
     arithmetic : Arithmetic
         Holds the operands.
+    tokens : LayerInputs or None
+        What the tokens give to the layer.
 
     Returns
     -------
@@ -44,5 +66,20 @@ def mix(
     match mixer:
         case SoftmaxAttention():
             return softmax_attention(mixer, inputs, regions, start, taps, arithmetic)
+        case GatedDelta():
+            return gated_delta(mixer, inputs, regions, start, taps, arithmetic)
+        case Kda():
+            return kda(mixer, inputs, regions, start, taps, arithmetic)
+        case Ssm():
+            return ssm(mixer, inputs, regions, start, taps, arithmetic)
+        case ShortConvolution():
+            return short_convolution(mixer, inputs, regions, start, taps, arithmetic)
+        case LatentAttention():
+            return latent_attention(mixer, inputs, regions, start, taps, arithmetic)
         case DenseFfn():
             return dense_ffn(mixer, inputs, regions, start, taps, arithmetic)
+        case RoutedFfn():
+            return routed_ffn(mixer, inputs, taps, arithmetic)
+        case PerLayerEmbedding():
+            assert tokens is not None
+            return per_layer_embedding(mixer, inputs, tokens, arithmetic)

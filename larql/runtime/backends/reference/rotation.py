@@ -24,6 +24,8 @@ def frequencies(rope: Rope | None, arithmetic: Arithmetic) -> Float64:
         frequencies = np.array([_llama3(f, rope) for f in frequencies])
     if rope.factors is not None:
         frequencies = frequencies / arithmetic.vector(rope.factors)
+    if rope.turning is not None:
+        frequencies[rope.turning :] = 0.0
     return frequencies
 
 

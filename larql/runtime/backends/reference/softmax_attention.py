@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from larql.format.graph import SoftmaxAttention
+from larql.format.graph import LatentAttention, Norm, SoftmaxAttention
 from larql.runtime.backends.reference.arithmetic import Arithmetic, Float64
 from larql.runtime.backends.reference.rotation import frequencies, rotate
 from larql.runtime.regions import Region, RowRegion
@@ -28,42 +28,75 @@ def softmax_attention(
     (region,) = regions
     assert isinstance(region, RowRegion)
     queries = arithmetic.linear(mixer.q, inputs)
-    keys = arithmetic.linear(mixer.k, inputs)
-    values = arithmetic.linear(mixer.v, inputs)
     turning = frequencies(mixer.rope, arithmetic)
+    sinks = None if mixer.sinks is None else arithmetic.vector(mixer.sinks)
+
+    def turned(rows: Float64, position: int) -> Float64:
+        return rows if mixer.rope is None else rotate(rows, mixer.rope, turning, position)
+
+    if mixer.k is not None:
+        keys = arithmetic.linear(mixer.k, inputs)
+        values = keys if mixer.v is None else arithmetic.linear(mixer.v, inputs)
+        for t, (k, v) in enumerate(zip(keys, values, strict=True)):
+            key = _heads(k, mixer.kv_heads, mixer.k_norm, mixer.clip, arithmetic)
+            value = _heads(v, mixer.kv_heads, mixer.v_norm, mixer.clip, arithmetic)
+            region.write(start + t, turned(key, start + t)[None], value[None])
     mixed = []
-    for t, (q, k, v) in enumerate(zip(queries, keys, values, strict=True)):
-        position = start + t
-        query = arithmetic.norm(mixer.q_norm, q.reshape(mixer.heads, mixer.key_dim))
-        key = arithmetic.norm(mixer.k_norm, k.reshape(mixer.kv_heads, mixer.key_dim))
-        if mixer.rope is not None:
-            query = rotate(query, mixer.rope, turning, position)
-            key = rotate(key, mixer.rope, turning, position)
-        region.write(position, key[None], v.reshape(1, mixer.kv_heads, mixer.value_dim))
-        mixed.append(_attend(mixer, query, region, position))
+    for t, q in enumerate(queries):
+        query = _heads(q, mixer.heads, mixer.q_norm, mixer.clip, arithmetic)
+        query = turned(query, start + t)
+        mixed.append(_attend(mixer, query, region, start + t, sinks))
         if taps is not None and taps.queries is not None:
             taps.queries[t] = query
         if taps is not None and taps.heads is not None:
             taps.heads[t] = mixed[-1].reshape(mixer.heads, mixer.value_dim)
+    if mixer.gate is not None:
+        gates = arithmetic.linear(mixer.gate, inputs)
+        mixed = [row / (1.0 + np.exp(-gate)) for row, gate in zip(mixed, gates, strict=True)]
     return arithmetic.linear(mixer.o, mixed)
 
 
-def seen(mixer: SoftmaxAttention, position: int) -> npt.NDArray[np.int64]:
+def seen(mixer: SoftmaxAttention | LatentAttention, position: int) -> npt.NDArray[np.int64]:
     """Return the positions that a position sees."""
     first = 0 if mixer.window is None else max(0, position - mixer.window + 1)
     return np.arange(first, position + 1)
 
 
-def head_weights(mixer: SoftmaxAttention, query: Float64, keys: Float64, head: int) -> Float64:
-    """Return one head's softmax over keys ``[n, kv_heads, key_dim]``."""
+def head_weights(
+    mixer: SoftmaxAttention | LatentAttention,
+    query: Float64,
+    keys: Float64,
+    head: int,
+    sinks: Float64 | None,
+) -> Float64:
+    """Return one head's softmax over keys ``[n, kv_heads, key_dim]``, its sink's share left out."""
     scores = keys[:, head // (mixer.heads // mixer.kv_heads)] @ query * mixer.scale
     if mixer.softcap is not None:
         scores = mixer.softcap * np.tanh(scores / mixer.softcap)
+    if sinks is not None:
+        scores = np.append(scores, sinks[head])
     weights = np.exp(scores - scores.max())
-    return np.asarray(weights / weights.sum())
+    return np.asarray(weights / weights.sum())[: len(keys)]
 
 
-def _attend(mixer: SoftmaxAttention, query: Float64, region: RowRegion, position: int) -> Float64:
+def _heads(
+    x: Float64, heads: int, norm: Norm | None, clip: float | None, arithmetic: Arithmetic
+) -> Float64:
+    """Return ``[heads, dim]`` of a projection, normalised and cut."""
+    if norm is not None:
+        x = arithmetic.norm(norm, x.reshape(-1, norm.width))
+    if clip is not None:
+        x = np.clip(x, -clip, clip)
+    return x.reshape(heads, -1)
+
+
+def _attend(
+    mixer: SoftmaxAttention,
+    query: Float64,
+    region: RowRegion,
+    position: int,
+    sinks: Float64 | None,
+) -> Float64:
     """Return the mixed values of one position, all heads side by side."""
     visible = seen(mixer, position)
     keys = region.key_rows(visible).astype(np.float64)
@@ -71,5 +104,6 @@ def _attend(mixer: SoftmaxAttention, query: Float64, region: RowRegion, position
     group = mixer.heads // mixer.kv_heads
     mixed = np.empty((mixer.heads, mixer.value_dim))
     for head in range(mixer.heads):
-        mixed[head] = head_weights(mixer, query[head], keys, head) @ values[:, head // group]
+        weights = head_weights(mixer, query[head], keys, head, sinks)
+        mixed[head] = weights @ values[:, head // group]
     return mixed.reshape(-1)

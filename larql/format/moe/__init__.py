@@ -1,0 +1,1 @@
+"""The manifest of routed experts: which programme each bank runs, and what routes to it."""

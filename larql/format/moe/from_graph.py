@@ -1,0 +1,71 @@
+"""The manifest that a component's own operations imply; the graph is the authority of the two."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from larql.format.graph import Component, RoutedFfn
+from larql.format.moe.manifest import (
+    Dims,
+    ExpertBank,
+    GroupedTopK,
+    Manifest,
+    MoeLayer,
+    Router,
+    Storage,
+    TopK,
+)
+
+__all__ = ["ROUTED_BANK", "manifest_of"]
+
+ROUTED_BANK = 0
+"""Id of the routed experts' bank in each file."""
+
+
+def manifest_of(component: Component, files: Mapping[int, str]) -> Manifest | None:
+    """Return the manifest of a component, None if it routes nothing.
+
+    Parameters
+    ----------
+    component : Component
+    files : mapping
+        The file of each routed layer's banks.
+    """
+    layers = []
+    storages = []
+    for layer in component.layers:
+        for block in layer.blocks:
+            if isinstance(block.mixer, RoutedFfn):
+                key = f"layer_{layer.index:03d}"
+                layers.append(_layer(layer.index, block.mixer, key))
+                storages.append(Storage(key, (files[layer.index],), ROUTED_BANK))
+    return Manifest(tuple(layers), tuple(storages)) if layers else None
+
+
+def _layer(index: int, mixer: RoutedFfn, key: str) -> MoeLayer:
+    router, bank, groups = mixer.router, mixer.bank, mixer.router.groups
+    return MoeLayer(
+        layer=index,
+        router=Router(
+            scores=router.scores.weight,
+            score=router.score,
+            scored="before",
+            selection=TopK(router.top)
+            if groups is None
+            else GroupedTopK(router.top, groups.count, groups.kept, groups.score),
+            renormalise=router.renormalise,
+            gate_bias=router.scores.bias,
+            correction_bias=router.correction,
+            route_scale=router.scale,
+            expert_scale=router.expert_scale,
+        ),
+        routed_bank=ExpertBank(
+            experts=bank.experts,
+            programme=bank.programme,
+            storage=key,
+            dims=Dims(bank.hidden, bank.width, bank.hidden),
+            fused_rows=bank.fused_rows,
+        ),
+        # Experts that every position passes through are dense, and stand in the graph alone.
+        combine="replace" if mixer.shared is None else "add",
+    )

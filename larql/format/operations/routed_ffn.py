@@ -1,0 +1,282 @@
+"""The routed feed-forward operation: a router chooses experts, and their outputs are added."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+from larql.format.operations.contract import (
+    Defect,
+    OperandContract,
+    Site,
+    above_0,
+    at_least_1,
+    equal,
+)
+from larql.format.operations.dense_ffn import Activation, DenseFfn
+from larql.format.operations.linear import Linear
+from larql.format.operations.states import StateSpec
+
+__all__ = ["ExpertBank", "ExpertGroups", "RoutedFfn", "Router", "SharedExperts"]
+
+
+@dataclass(frozen=True)
+class ExpertGroups:
+    """Choose among the experts of the best groups only.
+
+    Attributes
+    ----------
+    count : int
+        Groups of neighbouring experts, equally large.
+    kept : int
+        Groups whose experts may be chosen: those of the highest score, then of the lowest number.
+    score : {"max", "top2_sum"}
+        A group's score: the highest of its experts' ranks, or the sum of the two highest.
+    """
+
+    count: int
+    kept: int
+    score: Literal["max", "top2_sum"]
+
+
+@dataclass(frozen=True)
+class Router:
+    """How experts are chosen and weighted.
+
+    With logits ``l = scores(x)`` and ``s`` the score function of all logits, experts are ranked by
+    ``s + correction``, highest first and then by ascending number, and the first ``top`` are
+    chosen. Weights are ``s`` of the chosen, without the correction; divided by their sum plus
+    ``renormalise_eps`` where ``renormalise``; times ``scale``, times the expert's ``expert_scale``.
+    A softmax over the logits of the chosen alone is a softmax over all that is renormalised.
+
+    Attributes
+    ----------
+    scores : Linear
+        ``[experts, hidden]``, with the gate's bias if it has one.
+    score : {"softmax", "sigmoid"}
+    top : int
+        Experts chosen for each position.
+    renormalise : bool
+    renormalise_eps : float
+    groups : ExpertGroups or None
+    correction : str or None
+        Operand ``[experts]``, added for choosing only.
+    scale : float
+    expert_scale : str or None
+        Operand ``[experts]``.
+    """
+
+    scores: Linear
+    score: Literal["softmax", "sigmoid"]
+    top: int
+    renormalise: bool
+    renormalise_eps: float = 0.0
+    groups: ExpertGroups | None = None
+    correction: str | None = None
+    scale: float = 1.0
+    expert_scale: str | None = None
+
+    @property
+    def ranks_by_logits(self) -> bool:
+        """Whether the logits rank in place of their softmax, which keeps their order."""
+        sums = self.groups is not None and self.groups.score == "top2_sum"
+        return self.score == "softmax" and self.correction is None and not sums
+
+    def contracts(self, layer: int) -> Iterator[OperandContract]:
+        """Yield the operands that it reads, in the order in which they are used."""
+        yield from self.scores.contracts(layer, "ffn.router")
+        for name, use in ((self.correction, "correction"), (self.expert_scale, "expert_scale")):
+            if name is not None:
+                yield OperandContract(name, (self.scores.outputs,), layer, f"ffn.router.{use}")
+
+    def defects(self, experts: int, hidden: int, where: str) -> Iterator[Defect]:
+        """Yield the contradictions among its numbers."""
+        yield from self.scores.defects(experts, hidden, where, "router")
+        yield from at_least_1(where, ("chosen experts", self.top))
+        yield from above_0(where, ("route scale", self.scale))
+        if self.renormalise_eps < 0:
+            yield Defect(where, f"renormalise_eps is {self.renormalise_eps}, expected 0 or more")
+        groups = self.groups
+        if groups is None:
+            if self.top > experts:
+                yield Defect(where, f"chooses {self.top} of {experts} experts")
+            return
+        if groups.count < 1 or experts % groups.count or not 1 <= groups.kept <= groups.count:
+            yield Defect(
+                where,
+                f"keeps {groups.kept} of {groups.count} groups of {experts} experts, expected "
+                f"equal groups and at least one kept",
+            )
+            return
+        size = experts // groups.count
+        if self.top > groups.kept * size:
+            yield Defect(where, f"chooses {self.top} of the {groups.kept * size} experts kept")
+        if groups.score == "top2_sum" and size < 2:
+            yield Defect(where, f"adds two scores of a group, but groups have {size} expert")
+
+    def words(self) -> str:
+        """Return its numbers in a few words."""
+        parts: list[str] = [self.score]
+        if self.renormalise:
+            parts.append("renormalised")
+        if self.groups is not None:
+            parts.append(f"in {self.groups.kept} of {self.groups.count} groups")
+        if self.correction is not None:
+            parts.append("correction")
+        if self.scale != 1.0:
+            parts.append(f"scale {self.scale:.9g}")
+        return " ".join(parts)
+
+
+@dataclass(frozen=True)
+class ExpertBank:
+    """A population of gated feed-forward networks that store the same regions.
+
+    An expert computes ``down(a(g) * (u + up_offset)) + down_bias`` with ``g`` and ``u`` its gate
+    and up projections, their biases added; ``g`` is cut at ``limit`` from above, ``u`` at
+    ``-limit`` and ``limit``; ``a`` is the activation, ``silu`` of ``slope``:
+    ``g * sigmoid(slope * g)``.
+
+    Attributes
+    ----------
+    programme : str
+        Its name in the registry of programmes.
+    experts, hidden, width : int
+        Population, and widths of an expert's input and output and of what is between.
+    activation : Activation
+    gate, up : str or None
+        Operands ``[experts, width, hidden]``.
+    gate_up : str or None
+        Operand ``[experts, 2 width, hidden]`` in place of both.
+    fused_rows : {"contiguous_halves", "interleaved"} or None
+        How gate and up lie in it: gate rows first, or in turn.
+    down : str
+        Operand ``[experts, hidden, width]``.
+    gate_up_bias : str or None
+        Operand ``[experts, 2 width]``, in the order of the fused rows.
+    down_bias : str or None
+        Operand ``[experts, hidden]``.
+    limit : float or None
+    slope, up_offset : float
+    """
+
+    programme: Literal["gated-mlp-v1", "gpt-oss-expert-v1"]
+    experts: int
+    hidden: int
+    width: int
+    activation: Activation
+    down: str
+    gate: str | None = None
+    up: str | None = None
+    gate_up: str | None = None
+    fused_rows: Literal["contiguous_halves", "interleaved"] | None = None
+    gate_up_bias: str | None = None
+    down_bias: str | None = None
+    limit: float | None = None
+    slope: float = 1.0
+    up_offset: float = 0.0
+
+    def contracts(self, layer: int, top: int) -> Iterator[OperandContract]:
+        """Yield its operands, of which a position reads ``top`` entries."""
+        e, h, w = self.experts, self.hidden, self.width
+        for name, shape, use in (
+            (self.gate, (e, w, h), "gate"),
+            (self.up, (e, w, h), "up"),
+            (self.gate_up, (e, 2 * w, h), "gate_up"),
+            (self.gate_up_bias, (e, 2 * w), "gate_up.bias"),
+            (self.down, (e, h, w), "down"),
+            (self.down_bias, (e, h), "down.bias"),
+        ):
+            if name is not None:
+                yield OperandContract(name, shape, layer, f"ffn.experts.{use}", chosen=top)
+
+    def defects(self, hidden: int, where: str) -> Iterator[Defect]:
+        """Yield the contradictions among its numbers."""
+        yield from at_least_1(where, ("experts", self.experts), ("expert width", self.width))
+        yield from equal(where, "expert input width", self.hidden, hidden)
+        yield from above_0(where, ("limit", self.limit), ("slope", self.slope))
+        separate = self.gate is not None and self.up is not None
+        fused = self.gate_up is not None and self.fused_rows is not None
+        if separate == fused or (fused and (self.gate or self.up)):
+            yield Defect(where, "experts need gate and up, or both fused in a stated order")
+        if self.gate_up_bias is not None and not fused:
+            yield Defect(where, "experts have a bias of fused rows, but the rows are not fused")
+        if self.slope != 1.0 and self.activation != "silu":
+            yield Defect(where, f"a slope belongs to silu, found {self.activation}")
+
+
+@dataclass(frozen=True)
+class SharedExperts:
+    """What every position passes through beside its chosen experts.
+
+    Attributes
+    ----------
+    ffn : DenseFfn
+    gate : Linear or None
+        ``[1, hidden]``; the output is multiplied by the sigmoid of it.
+    """
+
+    ffn: DenseFfn
+    gate: Linear | None = None
+
+
+@dataclass(frozen=True)
+class RoutedFfn:
+    """``sum_j weight_j expert_j(x) + shared(x)`` over the chosen experts ``j``.
+
+    Terms are added in the order of the selection, the shared experts' last.
+    """
+
+    op: ClassVar[str] = "routed_ffn"
+    site: ClassVar[Site] = "ffn"
+
+    router: Router
+    bank: ExpertBank
+    shared: SharedExperts | None = None
+    reduction: Literal["weighted_sum"] = "weighted_sum"
+
+    def contracts(self, layer: int) -> Iterator[OperandContract]:
+        """Yield the operands that it reads, in the order in which they are used."""
+        yield from self.router.contracts(layer)
+        yield from self.bank.contracts(layer, self.router.top)
+        if self.shared is not None:
+            for contract in self.shared.ffn.contracts(layer):
+                use = contract.use.replace("ffn.", "ffn.shared.", 1)
+                yield OperandContract(contract.name, contract.shape, layer, use)
+            if self.shared.gate is not None:
+                yield from self.shared.gate.contracts(layer, "ffn.shared.gate_of_all")
+
+    def defects(self, hidden: int, where: str) -> Iterator[Defect]:
+        """Yield the contradictions among its numbers, for a carrier of ``hidden``."""
+        yield from self.bank.defects(hidden, where)
+        yield from self.router.defects(self.bank.experts, hidden, where)
+        if self.shared is not None:
+            yield from self.shared.ffn.defects(hidden, f"{where} shared")
+            if self.shared.gate is not None:
+                yield from self.shared.gate.defects(1, hidden, where, "gate of the shared experts")
+
+    def state(self, layer: int) -> tuple[StateSpec, ...]:
+        """Return what it keeps between positions: nothing."""
+        return ()
+
+    def words(self) -> str:
+        """Return its judged numbers in a few words."""
+        bank = self.bank
+        parts = [
+            f"{self.router.top} of {bank.experts} experts",
+            f"{bank.activation}, {bank.width} wide",
+            self.router.words(),
+        ]
+        if bank.limit is not None:
+            parts.append(f"limit {bank.limit:.9g}")
+        if self.shared is not None:
+            gate = "gated " if self.shared.gate is not None else ""
+            parts.append(f"{gate}shared {self.shared.ffn.up.outputs} wide")
+        return ", ".join(parts)
+
+    def brief(self) -> str:
+        """Return what tells layers apart, in fewer words."""
+        shared = "" if self.shared is None else f" + shared {self.shared.ffn.up.outputs}"
+        bank = self.bank
+        return f"{self.router.top} of {bank.experts} {bank.activation} {bank.width}{shared}"

@@ -1,0 +1,245 @@
+"""What families with routed experts share: routers, banks of experts, shared experts.
+
+Checkpoints keep experts as tensors of their own, or as one tensor for all; the rows of gate and up
+apart, or fused; weights as rows of outputs, or turned. What is found decides, not the family.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from larql.errors import CompileError
+from larql.format.graph import Activation, DenseFfn, ExpertBank
+from larql.format.lyrw.codes import Role
+from larql.format.rows import RowSelection
+from larql.format.source.builder import Builder
+from larql.format.source.pieces import BankBinding, Piece
+
+__all__ = ["Experts", "clamped_experts", "fused_experts", "gated_experts", "shared_ffn"]
+
+_MX_BLOCK = 32
+
+
+@dataclass(frozen=True)
+class Experts:
+    """Where a layer's experts are, and their numbers.
+
+    Attributes
+    ----------
+    layer : int
+    prefix : str
+        What stands before an expert's number, or before the name of a packed tensor.
+    count, hidden, width : int
+    names : (str, str, str)
+        Gate, up and down of one expert.
+    """
+
+    layer: int
+    prefix: str
+    count: int
+    hidden: int
+    width: int
+    names: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj")
+
+
+def gated_experts(b: Builder, e: Experts, activation: Activation) -> ExpertBank:
+    """Describe a bank of gated experts without biases, packed or each in tensors of its own.
+
+    Raises
+    ------
+    CompileError
+        If a tensor is missing or has another shape.
+    """
+    if f"{e.prefix}.gate_up_proj" in b.tensors:
+        shape = (e.count, 2 * e.width, e.hidden)
+        gate_up = _packed(b, e, Role.GATE_UP_FUSED, 0, "gate_up", "gate_up_proj", shape)
+        shape = (e.count, e.hidden, e.width)
+        return ExpertBank(
+            programme="gated-mlp-v1",
+            experts=e.count,
+            hidden=e.hidden,
+            width=e.width,
+            activation=activation,
+            gate_up=gate_up,
+            fused_rows="contiguous_halves",
+            down=_packed(b, e, Role.DOWN, 1, "down", "down_proj", shape),
+        )
+    gate, up, down = e.names
+    return ExpertBank(
+        programme="gated-mlp-v1",
+        experts=e.count,
+        hidden=e.hidden,
+        width=e.width,
+        activation=activation,
+        gate=_separate(b, e, Role.GATE, 0, "gate", gate, (e.width, e.hidden)),
+        up=_separate(b, e, Role.UP, 1, "up", up, (e.width, e.hidden)),
+        down=_separate(b, e, Role.DOWN, 2, "down", down, (e.hidden, e.width)),
+    )
+
+
+def fused_experts(
+    b: Builder, e: Experts, activation: Activation, gate_up: str, down: str
+) -> ExpertBank:
+    """Describe a bank of two packed tensors of any name, gate rows before up rows."""
+    shape = (e.count, 2 * e.width, e.hidden)
+    return ExpertBank(
+        programme="gated-mlp-v1",
+        experts=e.count,
+        hidden=e.hidden,
+        width=e.width,
+        activation=activation,
+        gate_up=_packed(b, e, Role.GATE_UP_FUSED, 0, "gate_up", gate_up, shape),
+        fused_rows="contiguous_halves",
+        down=_packed(b, e, Role.DOWN, 1, "down", down, (e.count, e.hidden, e.width)),
+    )
+
+
+def clamped_experts(b: Builder, e: Experts, *, limit: float, slope: float) -> ExpertBank:
+    """Describe a bank with biases whose gate and up come in turn.
+
+    Weights are MXFP4 in two tensors, rows of outputs; or floats, columns of outputs.
+    """
+    biases = (("gate_up", 2 * e.width), ("down", e.hidden))
+    shapes = {"gate_up": (2 * e.width, e.hidden), "down": (e.hidden, e.width)}
+    made: dict[str, str] = {}
+    for number, (name, role) in enumerate((("gate_up", Role.GATE_UP_FUSED), ("down", Role.DOWN))):
+        rows, columns = shapes[name]
+        if f"{e.prefix}.{name}_proj_blocks" in b.tensors:
+            made[name] = _blocks_and_scales(b, e, role, number, name, rows, columns)
+        else:
+            made[name] = _turned(b, e, role, number, name, rows, columns)
+    for number, (name, width) in enumerate(biases, start=2):
+        made[f"{name}_bias"] = _packed(
+            b, e, Role.BIAS, number, f"{name}.bias", f"{name}_proj_bias", (e.count, width)
+        )
+    return ExpertBank(
+        programme="gpt-oss-expert-v1",
+        experts=e.count,
+        hidden=e.hidden,
+        width=e.width,
+        activation="silu",
+        gate_up=made["gate_up"],
+        fused_rows="interleaved",
+        down=made["down"],
+        gate_up_bias=made["gate_up_bias"],
+        down_bias=made["down_bias"],
+        limit=limit,
+        slope=slope,
+        up_offset=1.0,
+    )
+
+
+def shared_ffn(b: Builder, layer: int, hidden: int, width: int, activation: Activation) -> DenseFfn:
+    """Describe a gated FFN beside the routed experts; the naming has ``ffn.shared.gate`` …."""
+    return DenseFfn(
+        activation=activation,
+        gate=b.linear("ffn.shared.gate", layer, width, hidden, bias=False),
+        up=b.linear("ffn.shared.up", layer, width, hidden, bias=False),
+        down=b.linear("ffn.shared.down", layer, hidden, width, bias=False),
+    )
+
+
+def _bind(
+    b: Builder,
+    e: Experts,
+    role: Role,
+    number: int,
+    name: str,
+    shape: tuple[int, ...],
+    source: str,
+    pieces: Sequence[Piece],
+) -> str:
+    operand = f"{b.component}.layer.{e.layer:03d}/experts.{name}"
+    binding = BankBinding(operand, e.layer, role, number, shape, source, tuple(pieces))
+    b.banks[operand] = binding
+    return operand
+
+
+def _check(b: Builder, name: str, expected: tuple[int, ...]) -> None:
+    found = b.shape(name)
+    if found != expected:
+        raise CompileError(
+            f"{b.where}: tensor {name} has shape {list(found)}, expected {list(expected)} from "
+            f"the configuration"
+        )
+
+
+def _separate(
+    b: Builder, e: Experts, role: Role, number: int, name: str, part: str, shape: tuple[int, int]
+) -> str:
+    """Bind a region of which each expert has a tensor."""
+    pieces = []
+    for expert in range(e.count):
+        source = f"{e.prefix}.{expert}.{part}.weight"
+        _check(b, source, shape)
+        pieces.append(Piece((b.tensors[source],), (RowSelection.span(0, shape[0]),)))
+    template = f"{e.prefix}.{{e}}.{part}.weight"
+    return _bind(b, e, role, number, name, (e.count, *shape), template, pieces)
+
+
+def _packed(
+    b: Builder, e: Experts, role: Role, number: int, name: str, part: str, shape: tuple[int, ...]
+) -> str:
+    """Bind a region that one tensor holds for all experts, row by row."""
+    source = f"{e.prefix}.{part}"
+    source = source if source in b.tensors else f"{source}.weight"
+    _check(b, source, shape)
+    rows = shape[1] if len(shape) == 3 else 1
+    pieces = [
+        Piece((b.tensors[source],), (RowSelection.span(expert * rows, rows),))
+        for expert in range(e.count)
+    ]
+    return _bind(b, e, role, number, name, shape, source, pieces)
+
+
+def _turned(
+    b: Builder, e: Experts, role: Role, number: int, name: str, rows: int, columns: int
+) -> str:
+    """Bind a region that one tensor holds for all experts, its rows as columns."""
+    source = f"{e.prefix}.{name}_proj"
+    _check(b, source, (e.count, columns, rows))
+    tensor = b.tensors[source]
+    if tensor.encoding.is_block:
+        raise CompileError(
+            f"{b.where}: tensor {source} is {tensor.encoding.name}, whose blocks cannot be turned"
+        )
+    form: Literal["columns"] = "columns"
+    pieces = [
+        Piece((tensor,), (RowSelection.span(expert * columns, columns),), form)
+        for expert in range(e.count)
+    ]
+    return _bind(b, e, role, number, name, (e.count, rows, columns), source, pieces)
+
+
+def _blocks_and_scales(
+    b: Builder, e: Experts, role: Role, number: int, name: str, rows: int, columns: int
+) -> str:
+    """Bind a region of MXFP4 numbers, whose values and scales are two tensors."""
+    values, scales = f"{e.prefix}.{name}_proj_blocks", f"{e.prefix}.{name}_proj_scales"
+    if columns % _MX_BLOCK:
+        raise CompileError(
+            f"{b.where}: tensor {values}: {columns} columns are no whole blocks of {_MX_BLOCK}"
+        )
+    blocks = columns // _MX_BLOCK
+    _check(b, values, (e.count, rows, blocks, _MX_BLOCK // 2))
+    _check(b, scales, (e.count, rows, blocks))
+    for source in (values, scales):
+        if b.tensors[source].dtype != "U8":
+            raise CompileError(
+                f"{b.where}: tensor {source} is {b.tensors[source].dtype}, expected U8"
+            )
+    pieces = [
+        Piece(
+            (b.tensors[values], b.tensors[scales]),
+            (
+                RowSelection.span(expert * rows * blocks, rows * blocks),
+                RowSelection.span(expert * rows, rows),
+            ),
+            "values_and_scales",
+        )
+        for expert in range(e.count)
+    ]
+    source = f"{values} + {scales}"
+    return _bind(b, e, role, number, name, (e.count, rows, columns), source, pieces)

@@ -1,0 +1,151 @@
+"""Writing the banks of routed experts: one file for each layer, one region at a time."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from larql.errors import CompileError, EncodingError, LarqlError
+from larql.format.banks import BANK_SCHEMA, region_name
+from larql.format.index import FileEntry, Representation, SourceBinding
+from larql.format.lyrw.codes import BankKind, Role, format_code, packing_of
+from larql.format.lyrw.tables import Bank, BankSegment, RegionSchema, Tables
+from larql.format.lyrw.v2 import bank_file_name
+from larql.format.lyrw.v2_writer import write_banks
+from larql.format.moe.from_graph import ROUTED_BANK
+from larql.format.progress import Progress
+from larql.format.segment import hash_file
+from larql.format.source.checkpoint import Checkpoint
+from larql.format.source.pieces import BankBinding, piece_chunks
+from larql.format.source.recode import Recoding, choose_encoding, recoded
+
+__all__ = ["bank_recoding", "bank_representation", "entry_chunks", "write_layer_banks"]
+
+Digest = Any  # hashlib's objects have no public type
+
+
+def bank_recoding(binding: BankBinding, quant: str | None) -> Recoding:
+    """Choose how the experts of one operand are stored; vectors are carried as they are.
+
+    Raises
+    ------
+    EncodingError, UnsupportedRefusal
+        As :attr:`BankBinding.encoding`.
+    """
+    matrix = len(binding.shape) == 3
+    return choose_encoding(binding.encoding, binding.columns, quant if matrix else None)
+
+
+def bank_representation(binding: BankBinding, recoding: Recoding, sha256: str) -> Representation:
+    """Return what the index says of one operand."""
+    exact = "source-equivalent" if binding.turned else "source-exact"
+    return Representation(
+        id=binding.operand,
+        operand=binding.operand,
+        encoding=recoding.encoding,
+        fidelity=exact if recoding.verbatim else recoding.fidelity,
+        shape=binding.shape,
+        segment=bank_file_name(binding.layer),
+        tensor=region_name(ROUTED_BANK, binding.number),
+        source=SourceBinding(binding.source, binding.encoding.name, sha256),
+        requested=recoding.requested,
+    )
+
+
+def entry_chunks(
+    checkpoint: Checkpoint, binding: BankBinding, entry: int, recoding: Recoding, digest: Digest
+) -> Iterator[bytes]:
+    """Yield the stored bytes of one expert's region; ``digest`` is given those of the checkpoint.
+
+    Raises
+    ------
+    EncodingError
+        Naming the operand, if its values cannot be encoded.
+    """
+    chunks = piece_chunks(
+        checkpoint, binding.pieces[entry], binding.rows, binding.columns, digest.update
+    )
+    if recoding.verbatim:
+        yield from chunks
+        return
+    try:
+        yield from recoded(chunks, binding.encoding, recoding.encoding, binding.columns)
+    except LarqlError as error:
+        raise EncodingError(f"{binding.operand}, expert {entry}: {error}") from None
+
+
+def _tables(bindings: Sequence[BankBinding], recodings: Mapping[str, Recoding]) -> Tables:
+    down = next(b for b in bindings if b.role == Role.DOWN)
+    population = down.shape[0]
+    schemas = tuple(
+        RegionSchema(
+            b.number,
+            b.role,
+            format_code(recodings[b.operand].encoding),
+            packing_of(recodings[b.operand].encoding),
+            b.rows,
+            b.columns,
+        )
+        for b in bindings
+    )
+    bank = Bank(
+        ROUTED_BANK, BankKind.ROUTED, population, down.rows, down.columns, down.rows, schemas
+    )
+    return Tables(down.layer, (bank,), (BankSegment(ROUTED_BANK, 0, 0, population),))
+
+
+def write_layer_banks(
+    directory: Path,
+    checkpoint: Checkpoint,
+    bindings: Sequence[BankBinding],
+    recodings: Mapping[str, Recoding],
+    progress: Progress,
+) -> tuple[str, FileEntry, dict[str, str]]:
+    """Write the bank of one layer.
+
+    Parameters
+    ----------
+    directory : Path
+        The container; ``routed/`` in it exists.
+    checkpoint : Checkpoint
+    bindings : sequence of BankBinding
+        Those of one layer, in the order of their schemas.
+    recodings : mapping
+        By operand.
+    progress : Progress
+        Told of the bytes written.
+
+    Returns
+    -------
+    tuple
+        The file's name, its entry for the index, and by operand the sha256 of its bytes in the
+        checkpoint, expert after expert.
+
+    Raises
+    ------
+    CompileError, EncodingError, SourceError
+        If a region cannot be read or encoded.
+    """
+    name = bank_file_name(bindings[0].layer)
+    tables = _tables(bindings, recodings)
+    if len({b.shape[0] for b in bindings}) != 1:
+        raise CompileError(f"{name}: the operands of a bank are of different populations")
+    digests: dict[str, Digest] = {b.operand: hashlib.sha256() for b in bindings}
+    (bank,) = tables.banks
+    with write_banks(directory / name, tables) as writer:
+        for entry in range(bank.num_entries):
+            for binding, schema in zip(bindings, bank.schemas, strict=True):
+                recoding = recodings[binding.operand]
+                digest = digests[binding.operand]
+                writer.region(
+                    ROUTED_BANK,
+                    entry,
+                    schema,
+                    entry_chunks(checkpoint, binding, entry, recoding, digest),
+                )
+                progress.advance(schema.nbytes or 0)
+    written = hash_file(directory / name)
+    entry_of_file = FileEntry(written.size, written.sha256, {"schema": BANK_SCHEMA})
+    return name, entry_of_file, {key: digest.hexdigest() for key, digest in digests.items()}

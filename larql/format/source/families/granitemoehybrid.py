@@ -1,0 +1,244 @@
+"""Granite 4: state-space layers and attention layers, multipliers, a dense or routed FFN.
+
+``in_proj`` of a state-space layer holds the rows of gate, x, B, C and step one after the other, its
+convolution the channels of x, B and C. ``input_linear`` of the dense FFN holds gate, then up.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from larql.format.graph import Activation, Block, Component, Layer, Mixer, Rope, Ssm
+from larql.format.rows import RowSelection
+from larql.format.source.builder import Builder, Family, HeadGeometry, Part
+from larql.format.source.config import ConfigReader
+from larql.format.source.keys import activation, common_hugging_face_keys, layer_kinds
+from larql.format.source.names import hugging_face_naming
+from larql.format.source.rope import hugging_face_rope
+
+__all__ = ["FAMILY"]
+
+_SSM, _FULL = "linear_attention", "full_attention"
+_KINDS = {_SSM: _SSM, _FULL: _FULL, "mamba": _SSM, "attention": _FULL}
+_PARTS = {
+    "ssm.gate": "mamba.in_proj",
+    "ssm.x": "mamba.in_proj",
+    "ssm.b": "mamba.in_proj",
+    "ssm.c": "mamba.in_proj",
+    "ssm.step": "mamba.in_proj",
+    "ssm.x_conv": "mamba.conv1d",
+    "ssm.b_conv": "mamba.conv1d",
+    "ssm.c_conv": "mamba.conv1d",
+    "ssm.decay_rate": "mamba.A_log",
+    "ssm.step_bias": "mamba.dt_bias",
+    "ssm.skip": "mamba.D",
+    "ssm.norm": "mamba.norm",
+    "ssm.o": "mamba.out_proj",
+    "ffn.gate": "shared_mlp.input_linear",
+    "ffn.up": "shared_mlp.input_linear",
+    "ffn.down": "shared_mlp.output_linear",
+}
+_ROUTED = ("num_experts_per_tok", "output_router_logits", "router_aux_loss_coef")
+
+
+@dataclass(frozen=True)
+class _SsmNumbers:
+    heads: int
+    head_dim: int
+    groups: int
+    state_dim: int
+    taps: int
+    conv_bias: bool
+    bias: bool
+    limits: tuple[float, float | None]
+
+
+@dataclass(frozen=True)
+class _Numbers:
+    hidden: int
+    eps: float
+    activation: Activation
+    ffn: int
+    residual_scale: float
+    geometry: HeadGeometry
+    scale: float
+    attention_bias: bool
+    rope: Rope | None
+    ssm: _SsmNumbers
+
+
+def _hugging_face(b: Builder) -> Component:
+    config = b.config
+    common_hugging_face_keys(config)
+    config.irrelevant("mamba_chunk_size", "init_method")
+    config.neutral("normalization_function", "rmsnorm")
+    b.naming = hugging_face_naming("model.", "lm_head", _PARTS)
+    hidden = config.count("hidden_size", 4096)
+    kinds = _layer_kinds(config, b.layer_count("num_hidden_layers", 32))
+    heads = config.count("num_attention_heads", 32)
+    head_dim = config.count("head_dim", hidden // heads)
+    n = _Numbers(
+        hidden=hidden,
+        eps=config.number("rms_norm_eps", 1e-6),
+        activation=activation(config, "hidden_act", "silu"),
+        ffn=config.count("shared_intermediate_size", 1024),
+        residual_scale=config.number("residual_multiplier", 1.0),
+        geometry=HeadGeometry(heads, config.count("num_key_value_heads", heads), head_dim),
+        scale=config.number("attention_multiplier", 1.0),
+        attention_bias=config.flag("attention_bias", False),
+        rope=_rope(config, head_dim),
+        ssm=_ssm_numbers(config, hidden),
+    )
+    if config.count("num_local_experts", 8, least=0):
+        raise config.failure(
+            "num_local_experts", "asks for routed experts, which this build does not compile"
+        )
+    config.irrelevant("intermediate_size", *_ROUTED)
+    embed = b.embed(hidden, scale=config.number("embedding_multiplier", 1.0))
+    return Component(
+        id=b.component,
+        role="decoder",
+        hidden_size=hidden,
+        vocab_size=embed.vocab,
+        context_length=config.count("max_position_embeddings", 2048),
+        embed=embed,
+        layers=tuple(_layer(b, i, kind, n) for i, kind in enumerate(kinds)),
+        head=b.head(
+            embed,
+            b.norm("output", None, hidden, n.eps, 0.0),
+            tied=config.flag("tie_word_embeddings", False),
+            multiplier=1.0 / config.number("logits_scaling", 1.0),
+        ),
+    )
+
+
+def _layer_kinds(config: ConfigReader, layers: int) -> tuple[str, ...]:
+    kinds = layer_kinds(config, "layer_types", layers, _KINDS)
+    older = layer_kinds(config, "layers_block_type", layers, _KINDS)
+    if kinds is not None and older is not None and kinds != older:
+        at = next(i for i in range(layers) if kinds[i] != older[i])
+        raise config.contradiction(
+            f"layer_types[{at}]", f"layers_block_type[{at}]", kinds[at], older[at]
+        )
+    return kinds or older or (_SSM,) * layers
+
+
+def _rope(config: ConfigReader, head_dim: int) -> Rope | None:
+    kind = config.choice("position_embedding_type", {"rope": "rope", "nope": "nope"}, "nope")
+    found = hugging_face_rope(config, 10000.0)
+    if kind == "nope":
+        return None
+    return Rope(layout="half", dims=head_dim, theta=found.theta, scaling=found.scaling)
+
+
+def _ssm_numbers(config: ConfigReader, hidden: int) -> _SsmNumbers:
+    inner = config.count("mamba_expand", 2) * hidden
+    heads = config.count("mamba_n_heads", 128)
+    if config.states("mamba_d_head", "auto"):
+        head_dim = inner // heads
+    else:
+        head_dim = config.count("mamba_d_head", inner // heads)
+    if heads * head_dim != inner:
+        raise config.contradiction(
+            "mamba_n_heads", "mamba_expand", f"{heads} heads of {head_dim}", f"a width of {inner}"
+        )
+    return _SsmNumbers(
+        heads=heads,
+        head_dim=head_dim,
+        groups=config.count("mamba_n_groups", 1),
+        state_dim=config.count("mamba_d_state", 256),
+        taps=config.count("mamba_d_conv", 4),
+        conv_bias=config.flag("mamba_conv_bias", True),
+        bias=config.flag("mamba_proj_bias", False),
+        limits=config.limits("time_step_limit"),
+    )
+
+
+def _layer(b: Builder, i: int, kind: str, n: _Numbers) -> Layer:
+    mixer: Mixer
+    if kind == _SSM:
+        mixer = _ssm(b, i, n)
+    else:
+        mixer = b.attention(
+            i, n.hidden, n.geometry, scale=n.scale, bias=n.attention_bias, rope=n.rope
+        )
+    return Layer(
+        index=i,
+        blocks=(
+            Block(
+                site="attention",
+                norm=b.norm("attention.norm", i, n.hidden, n.eps, 0.0),
+                mixer=mixer,
+                residual_scale=n.residual_scale,
+            ),
+            Block(
+                site="ffn",
+                norm=b.norm("ffn.norm", i, n.hidden, n.eps, 0.0),
+                mixer=b.gated_ffn(i, n.hidden, n.ffn, n.activation, bias=False, stacked=True),
+                residual_scale=n.residual_scale,
+            ),
+        ),
+    )
+
+
+def _ssm(b: Builder, i: int, n: _Numbers) -> Ssm:
+    s = n.ssm
+    inner, states = s.heads * s.head_dim, s.groups * s.state_dim
+    sizes = {"gate": inner, "x": inner, "b": states, "c": states, "step": s.heads}
+    linears = {
+        part: b.linear(f"ssm.{part}", i, sizes[part], n.hidden, bias=s.bias, rows=rows)
+        for part, rows in _spans(sizes).items()
+    }
+    channels = {"x": inner, "b": states, "c": states}
+    convolutions = {
+        part: b.convolution(
+            f"ssm.{part}_conv",
+            i,
+            channels[part],
+            s.taps,
+            n.activation,
+            bias=s.conv_bias,
+            rows=rows,
+        )
+        for part, rows in _spans(channels).items()
+    }
+    heads = (s.heads,)
+    return Ssm(
+        heads=s.heads,
+        head_dim=s.head_dim,
+        groups=s.groups,
+        state_dim=s.state_dim,
+        gate=linears["gate"],
+        x=linears["x"],
+        b=linears["b"],
+        c=linears["c"],
+        step=linears["step"],
+        x_conv=convolutions["x"],
+        b_conv=convolutions["b"],
+        c_conv=convolutions["c"],
+        decay_rate=b.vector("ssm.decay_rate", i, s.heads, stored=heads),
+        step_bias=b.vector("ssm.step_bias", i, s.heads, stored=heads),
+        skip=b.vector("ssm.skip", i, s.heads, stored=heads),
+        norm=b.norm("ssm.norm", i, inner, n.eps, 0.0),
+        gate_activation="silu",
+        o=b.linear("ssm.o", i, n.hidden, inner, bias=s.bias),
+        step_least=s.limits[0],
+        step_most=s.limits[1],
+    )
+
+
+def _spans(sizes: dict[str, int]) -> dict[str, Part]:
+    """Return the rows of parts that stand one after the other."""
+    total, first, found = sum(sizes.values()), 0, {}
+    for part, size in sizes.items():
+        found[part] = Part(RowSelection.span(first, size), total)
+        first += size
+    return found
+
+
+FAMILY = Family(
+    name="granitemoehybrid",
+    model_types=("granitemoehybrid",),
+    architectures=(),
+    hugging_face=_hugging_face,
+)

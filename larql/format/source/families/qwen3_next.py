@@ -1,0 +1,104 @@
+"""Qwen3-Next: the delta layers' projections packed head by head, and routed experts in most layers.
+
+``in_proj_qkvz`` holds for each key head its query rows, its key rows, and the value and gate rows
+of the value heads that share it; ``in_proj_ba`` likewise the rows of the two small projections.
+"""
+
+from __future__ import annotations
+
+from larql.format.graph import Component, Mixer
+from larql.format.rows import RowSelection
+from larql.format.source.builder import Builder, Family, Part
+from larql.format.source.families import qwen_hybrid as hybrid
+from larql.format.source.names import hugging_face_naming
+
+__all__ = ["FAMILY"]
+
+_PARTS = {
+    **hybrid.PARTS,
+    "delta.q": "linear_attn.in_proj_qkvz",
+    "delta.k": "linear_attn.in_proj_qkvz",
+    "delta.v": "linear_attn.in_proj_qkvz",
+    "delta.gate": "linear_attn.in_proj_qkvz",
+    "delta.beta": "linear_attn.in_proj_ba",
+    "delta.decay": "linear_attn.in_proj_ba",
+}
+_DEFAULTS = {
+    "hidden_size": 2048,
+    "num_hidden_layers": 48,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 2,
+    "intermediate_size": 5632,
+}
+_ROUTED = (
+    "moe_intermediate_size",
+    "norm_topk_prob",
+    "num_experts_per_tok",
+    "output_router_logits",
+    "router_aux_loss_coef",
+    "shared_expert_intermediate_size",
+)
+
+
+def _hugging_face(b: Builder) -> Component:
+    b.naming = hugging_face_naming("model.", "lm_head", _PARTS)
+    n = hybrid.numbers(b, _DEFAULTS)
+    sparse = _sparse_layers(b, len(n.kinds))
+    b.leave((name for name in b.tensors if name.startswith("mtp.")), "a draft head")
+
+    def ffn(i: int) -> Mixer:
+        if i in sparse:
+            return _routed(b, i)
+        return b.gated_ffn(i, n.hidden, n.ffn, n.activation, bias=False)
+
+    return hybrid.component(b, n, _packing(n.delta), ffn)
+
+
+def _sparse_layers(b: Builder, layers: int) -> frozenset[int]:
+    """Return the layers with routed experts."""
+    config = b.config
+    dense = config.counts("mlp_only_layers") or ()
+    step = config.count("decoder_sparse_step", 1)
+    experts = config.count("num_experts", 512, least=0)
+    found = frozenset(
+        i for i in range(layers) if experts and i not in dense and (i + 1) % step == 0
+    )
+    if not found:
+        config.irrelevant(*_ROUTED)
+    return found
+
+
+def _routed(b: Builder, i: int) -> Mixer:
+    raise b.config.failure(
+        "num_experts", f"gives layer {i} routed experts, which this build does not compile"
+    )
+
+
+def _packing(d: hybrid.DeltaGeometry) -> dict[str, Part]:
+    """Return which rows of the two packed tensors each projection has."""
+    group = d.value_heads // d.key_heads
+    wide = (
+        ("q", d.key_dim),
+        ("k", d.key_dim),
+        ("v", group * d.value_dim),
+        ("gate", group * d.value_dim),
+    )
+    small = (("beta", group), ("decay", group))
+    packing = {}
+    for parts in (wide, small):
+        stride = sum(rows for _, rows in parts)
+        first = 0
+        for name, rows in parts:
+            packing[name] = Part(
+                RowSelection(first, rows, stride, d.key_heads), stride * d.key_heads
+            )
+            first += rows
+    return packing
+
+
+FAMILY = Family(
+    name="qwen3_next",
+    model_types=("qwen3_next",),
+    architectures=(),
+    hugging_face=_hugging_face,
+)

@@ -1,0 +1,50 @@
+"""The state-space operation by kernels."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from larql.format.graph import Ssm
+from larql.kernels.forgetting import forget
+from larql.kernels.recurrence import recur
+from larql.runtime.backends.production.arithmetic import Arithmetic, Float32
+from larql.runtime.backends.production.recurrence import convolved, gated, storage
+from larql.runtime.regions import Region
+from larql.runtime.taps import BlockTaps
+
+__all__ = ["ssm"]
+
+
+def ssm(
+    mixer: Ssm,
+    x: Float32,
+    regions: Sequence[Region],
+    start: int,
+    taps: BlockTaps | None,
+    arithmetic: Arithmetic,
+) -> Float32:
+    """Return the operation's output for each position, and carry its state on."""
+    x_rows, b_rows, c_rows, state = storage(regions)
+    count = len(x)
+    gate, inner, b, c, step = arithmetic.linears(
+        [mixer.gate, mixer.x, mixer.b, mixer.c, mixer.step], arithmetic.inputs(x)
+    )
+    inner, b, c = convolved(
+        [(mixer.x_conv, x_rows, inner), (mixer.b_conv, b_rows, b), (mixer.c_conv, c_rows, c)],
+        arithmetic,
+    )
+    decay = arithmetic.memory.take(step.shape)
+    most = math.inf if mixer.step_most is None else mixer.step_most
+    bias, rate = arithmetic.vectors[mixer.step_bias], arithmetic.vectors[mixer.decay_rate]
+    forget(step, bias, rate, (mixer.step_least, most), step, decay)
+    out = arithmetic.memory.take((count, mixer.heads, mixer.head_dim))
+    recur(
+        "sum",
+        c.reshape(count, mixer.groups, mixer.state_dim),
+        b.reshape(count, mixer.groups, mixer.state_dim),
+        inner.reshape(out.shape), decay, step, arithmetic.vectors[mixer.skip], state, out,
+    )  # fmt: skip
+    y = gated(out.reshape(count, -1), gate, mixer.gate_activation)
+    normed = arithmetic.norm(mixer.norm, y.reshape(count * mixer.groups, -1))
+    return arithmetic.linear(mixer.o, normed.reshape(count, -1))

@@ -1,0 +1,62 @@
+"""The gated delta rule in float64."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from larql.format.graph import GatedDelta
+from larql.runtime.backends.reference.arithmetic import Arithmetic, Float64
+from larql.runtime.backends.reference.dense_ffn import ACTIVATIONS
+from larql.runtime.backends.reference.recurrence import (
+    convolved,
+    delta_step,
+    per_head,
+    softplus,
+    unit,
+    whole,
+)
+from larql.runtime.regions import Region
+from larql.runtime.taps import BlockTaps
+
+__all__ = ["gated_delta"]
+
+
+def gated_delta(
+    mixer: GatedDelta,
+    inputs: list[Float64],
+    regions: Sequence[Region],
+    start: int,
+    taps: BlockTaps | None,
+    arithmetic: Arithmetic,
+) -> list[Float64]:
+    """Return the operation's output for each position, and carry its state on."""
+    q_rows, k_rows, v_rows, state = whole(regions)
+    heads, key_heads = mixer.value_heads, mixer.key_heads
+    q = convolved(mixer.q_conv, arithmetic.linear(mixer.q, inputs), q_rows, arithmetic)
+    k = convolved(mixer.k_conv, arithmetic.linear(mixer.k, inputs), k_rows, arithmetic)
+    v = convolved(mixer.v_conv, arithmetic.linear(mixer.v, inputs), v_rows, arithmetic)
+    rate = -np.exp(arithmetic.vector(mixer.decay_rate))
+    bias = arithmetic.vector(mixer.decay_bias)
+    outputs = []
+    for query, key, value, gate, beta, decay in zip(
+        per_head(q, key_heads, heads),
+        per_head(k, key_heads, heads),
+        per_head(v, heads, heads),
+        arithmetic.linear(mixer.gate, inputs),
+        arithmetic.linear(mixer.beta, inputs),
+        arithmetic.linear(mixer.decay, inputs),
+        strict=True,
+    ):
+        read = delta_step(
+            state.storage,
+            unit(query, mixer.unit_eps) * mixer.scale,
+            unit(key, mixer.unit_eps),
+            value,
+            np.exp(rate * softplus(decay + bias))[:, None],
+            ACTIVATIONS["sigmoid"](beta)[:, None],
+        )
+        normed = arithmetic.norm(mixer.norm, read).reshape(-1)
+        outputs.append(normed * ACTIVATIONS[mixer.gate_activation](gate))
+    return arithmetic.linear(mixer.o, outputs)

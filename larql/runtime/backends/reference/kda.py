@@ -1,0 +1,64 @@
+"""Kimi delta attention in float64."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from larql.format.graph import Kda
+from larql.runtime.backends.reference.arithmetic import Arithmetic, Float64
+from larql.runtime.backends.reference.dense_ffn import ACTIVATIONS
+from larql.runtime.backends.reference.recurrence import (
+    convolved,
+    delta_step,
+    per_head,
+    softplus,
+    unit,
+    whole,
+)
+from larql.runtime.regions import Region
+from larql.runtime.taps import BlockTaps
+
+__all__ = ["kda"]
+
+
+def kda(
+    mixer: Kda,
+    inputs: list[Float64],
+    regions: Sequence[Region],
+    start: int,
+    taps: BlockTaps | None,
+    arithmetic: Arithmetic,
+) -> list[Float64]:
+    """Return the operation's output for each position, and carry its state on."""
+    q_rows, k_rows, v_rows, state = whole(regions)
+    heads = mixer.heads
+    q = convolved(mixer.q_conv, arithmetic.linear(mixer.q, inputs), q_rows, arithmetic)
+    k = convolved(mixer.k_conv, arithmetic.linear(mixer.k, inputs), k_rows, arithmetic)
+    v = convolved(mixer.v_conv, arithmetic.linear(mixer.v, inputs), v_rows, arithmetic)
+    decays = arithmetic.linear(mixer.decay_up, arithmetic.linear(mixer.decay_down, inputs))
+    gates = arithmetic.linear(mixer.gate_up, arithmetic.linear(mixer.gate_down, inputs))
+    rate = -np.exp(arithmetic.vector(mixer.decay_rate))[:, None]
+    bias = arithmetic.vector(mixer.decay_bias)
+    outputs = []
+    for query, key, value, gate, beta, decay in zip(
+        per_head(q, heads, heads),
+        per_head(k, heads, heads),
+        per_head(v, heads, heads),
+        gates,
+        arithmetic.linear(mixer.beta, inputs),
+        decays,
+        strict=True,
+    ):
+        read = delta_step(
+            state.storage,
+            unit(query, mixer.unit_eps) * mixer.scale,
+            unit(key, mixer.unit_eps),
+            value,
+            np.exp(rate * softplus(decay + bias).reshape(heads, -1)),
+            ACTIVATIONS["sigmoid"](beta)[:, None],
+        )
+        normed = arithmetic.norm(mixer.norm, read).reshape(-1)
+        outputs.append(normed * ACTIVATIONS[mixer.gate_activation](gate))
+    return arithmetic.linear(mixer.o, outputs)

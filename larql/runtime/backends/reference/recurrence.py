@@ -1,0 +1,76 @@
+"""What recurrent operations are made of, in float64: convolutions, decays and the delta rule."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from larql.format.graph import Convolution
+from larql.runtime.backends.reference.arithmetic import Arithmetic, Float64
+from larql.runtime.backends.reference.dense_ffn import ACTIVATIONS
+from larql.runtime.regions import Region
+from larql.runtime.whole_regions import WholeRegion
+
+__all__ = ["convolved", "delta_step", "per_head", "softplus", "unit", "whole"]
+
+
+def whole(regions: Sequence[Region]) -> list[WholeRegion]:
+    """Return an operation's regions, all of which change with every position."""
+    found = [region for region in regions if isinstance(region, WholeRegion)]
+    assert len(found) == len(regions)
+    return found
+
+
+def convolved(
+    conv: Convolution, inputs: list[Float64], region: WholeRegion, arithmetic: Arithmetic
+) -> list[Float64]:
+    """Return the convolution of each position's input ``[channels]``, and keep the last inputs."""
+    weight = arithmetic.rows(conv.weight, np.arange(conv.channels))
+    bias = 0.0 if conv.bias is None else arithmetic.vector(conv.bias)
+    outputs = []
+    for x in inputs:
+        seen = np.concatenate([region.storage, x[None]])
+        y = bias + sum(weight[:, tap] * seen[tap] for tap in range(conv.taps))
+        outputs.append(y if conv.activation is None else ACTIVATIONS[conv.activation](y))
+        region.storage[...] = seen[1:]
+    return outputs
+
+
+def per_head(inputs: list[Float64], heads: int, total: int) -> list[Float64]:
+    """Return ``[total, dim]`` of rows ``[heads * dim]``, each head repeated for those it serves."""
+    return [np.repeat(x.reshape(heads, -1), total // heads, axis=0) for x in inputs]
+
+
+def softplus(x: Float64) -> Float64:
+    """Return ``log(1 + exp(x))``."""
+    return np.logaddexp(0.0, x)
+
+
+def unit(x: Float64, eps: float) -> Float64:
+    """Return each row of ``x`` divided by its length, of which ``eps`` is added to the square."""
+    return np.asarray(x / np.sqrt((x * x).sum(axis=-1, keepdims=True) + eps))
+
+
+def delta_step(
+    state: Float64, q: Float64, k: Float64, v: Float64, decay: Float64, beta: Float64
+) -> Float64:
+    """Change a state by one position, and return what its queries read.
+
+    Parameters
+    ----------
+    state : float64 ``[heads, keys, values]``
+        Changed in place.
+    q, k : float64 ``[heads, keys]``
+    v : float64 ``[heads, values]``
+    decay : float64 ``[heads, keys]`` or ``[heads, 1]``
+    beta : float64 ``[heads, 1]``
+
+    Returns
+    -------
+    float64 ``[heads, values]``
+    """
+    state *= decay[:, :, None]
+    known = (k[:, :, None] * state).sum(axis=1)
+    state += k[:, :, None] * (beta * (v - known))[:, None, :]
+    return np.asarray((q[:, :, None] * state).sum(axis=1))

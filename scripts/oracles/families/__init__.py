@@ -1,0 +1,1 @@
+"""One file per family: the recipes of its oracles, as ``RECIPES``."""
