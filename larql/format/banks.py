@@ -5,10 +5,10 @@ from __future__ import annotations
 from larql.errors import ContainerError
 from larql.format.index import Representation
 from larql.format.lyrw.codes import format_code, packing_of
-from larql.format.lyrw.tables import RegionSchema
+from larql.format.lyrw.tables import Bank, RegionSchema
 from larql.format.lyrw.v2 import BankFile
 
-__all__ = ["BANK_SCHEMA", "region_name", "region_schema"]
+__all__ = ["BANK_SCHEMA", "find_schema", "region_name", "region_schema"]
 
 BANK_SCHEMA = "lyrw"
 """``schema`` of a segment that holds expert banks."""
@@ -19,13 +19,13 @@ def region_name(bank_id: int, number: int) -> str:
     return f"{bank_id}/{number}"
 
 
-def region_schema(file: BankFile, value: Representation) -> tuple[int, RegionSchema]:
-    """Return bank id and schema of a representation's regions, all of which the file holds.
+def find_schema(file: BankFile, value: Representation) -> tuple[Bank, RegionSchema]:
+    """Return bank and schema of a representation's regions, whatever they are.
 
     Raises
     ------
     ContainerError
-        If it names no schema of the file, or entries, shape or encoding are not as the index says.
+        If it names no schema of the file.
     """
     where = f"{file.path}: operand {value.operand}"
     bank_text, slash, schema_text = value.tensor.partition("/")
@@ -40,7 +40,19 @@ def region_schema(file: BankFile, value: Representation) -> tuple[int, RegionSch
     found = [schema for schema in bank.schemas if schema.schema_index == int(schema_text)]
     if not found:
         raise ContainerError(f"{where}: bank {bank_text} has no schema {schema_text}")
-    (schema,) = found
+    return bank, found[0]
+
+
+def region_schema(file: BankFile, value: Representation) -> tuple[int, RegionSchema]:
+    """Return bank id and schema of a representation's regions, all of which the file holds.
+
+    Raises
+    ------
+    ContainerError
+        If it names no schema of the file, or entries, shape or encoding are not as the index says.
+    """
+    where = f"{file.path}: operand {value.operand}"
+    bank, schema = find_schema(file, value)
     rows = value.shape[1] if len(value.shape) == 3 else 1
     expected = (
         value.shape[0], format_code(value.encoding), packing_of(value.encoding), rows,

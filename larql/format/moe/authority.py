@@ -48,7 +48,7 @@ PARTIAL = Level.STRUCTURALLY_APPROXIMATE
 ABSENT = Level.ANALYSIS_ONLY
 """Cap of an operation that has nothing of what it is defined over."""
 
-Cap = Literal["fidelity", "completeness", "omission", "nothing selected"]
+Cap = Literal["none", "fidelity", "completeness", "omission", "nothing selected"]
 _LEVELS = {level.text: level for level in Level}
 
 
@@ -71,8 +71,9 @@ class Authority:
     ----------
     level : str
         As an index spells it.
-    cap : {"fidelity", "completeness", "omission", "nothing selected"}
-        What bound it; of several that would have, the first of these.
+    cap : {"none", "fidelity", "completeness", "omission", "nothing selected"}
+        What bound it; of several that would have, the first of these. The strongest level is bound
+        by nothing.
     regions : tuple of str
         Where fidelity bound it, the regions that are as weak, by name.
     """
@@ -111,6 +112,8 @@ def fold(
         return Authority(Level.ANALYSIS_ONLY.text, "nothing selected")
     weakest = max(level for level, _ in found)
     bound = max(weakest, completeness, omission)
+    if bound == Level.SOURCE_EXACT:
+        return Authority(bound.text, "none")
     if bound == weakest:
         names = sorted({name for level, name in found if level == weakest})
         return Authority(bound.text, "fidelity", tuple(names))
