@@ -123,7 +123,8 @@ def command(
     """Run a model over tokens or a prompt, and report logits.
 
     The logits of the last position are reported, the likeliest tokens first, with what was
-    executed and read. The answer does not depend on threads, chunks or context, bit for bit.
+    executed and read. The answer does not depend on threads, chunks or context, bit for bit; only
+    where a model has two lists of rotary frequencies does --context decide which one is used.
     Generated tokens are the likeliest ones; `larql run` samples.
 
     Examples

@@ -31,12 +31,13 @@ from larql.kernels.memory import address_of, load_f32, load_f64, load_i64, store
 from larql.kernels.threads import begin, depends_on_position, submit
 from larql.kernels.vector import fma
 
-__all__ = ["Layout", "inverse_frequencies", "rotate", "rotation_table"]
+__all__ = ["Layout", "inverse_frequencies", "pair_that_turns", "rotate", "rotation_table"]
 
 Layout = Literal["half", "adjacent"]
 _SHARE = 8192
 _START = 3  # the word of a table that holds its first position
 
+_TWO_PI = Decimal("6.28318530717958647692528676655900576839433879875021")
 _ROUND = 6755399441055744.0  # 1.5 * 2^52: adding and subtracting it rounds to an integer
 _TWO_OVER_PI = 0.6366197723675814
 _PI2_1, _PI2_2, _PI2_3 = 1.5707963267948966, 6.123233995736766e-17, -1.4973849048591833e-33
@@ -82,6 +83,33 @@ def inverse_frequencies(theta: float, dims: int) -> npt.NDArray[np.float64]:
         exponent = context.divide(context.multiply(Decimal(-2 * i), logarithm), Decimal(dims))
         found[i] = float(context.exp(exponent))
     return found
+
+
+def pair_that_turns(turns: float, positions: int, theta: float, dims: int) -> float:
+    """Return the number of the pair, fractions included, that turns so often in some positions.
+
+    Pair p turns ``positions * theta ** (-2 p / dims) / (2 pi)`` times; solved for p.
+
+    Parameters
+    ----------
+    turns : float
+        Whole turns, above 0.
+    positions : int
+    theta : float
+        Rotary base, above 0 and not 1.
+    dims : int
+        Rotated dimensions.
+
+    Returns
+    -------
+    float
+        ``dims * ln(positions / (2 pi turns)) / (2 ln theta)``, correctly rounded; below 0 where
+        even pair 0 turns less often.
+    """
+    context = Context(prec=40)
+    ratio = context.divide(Decimal(positions), context.multiply(_TWO_PI, Decimal(turns)))
+    above = context.multiply(Decimal(dims), context.ln(ratio))
+    return float(context.divide(above, context.multiply(Decimal(2), context.ln(Decimal(theta)))))
 
 
 @device

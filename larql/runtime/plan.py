@@ -5,13 +5,23 @@ Nothing is read to make a plan but the container's metadata.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
 
 from larql.errors import UnsupportedRefusal, UsageError
 from larql.format.closure import OperandContract, operand_contracts
 from larql.format.container import Container
-from larql.format.graph import Component, Layer, StateSpec, kept_by, state_schema
+from larql.format.graph import (
+    Block,
+    Component,
+    Layer,
+    Rope,
+    SoftmaxAttention,
+    StateSpec,
+    kept_by,
+    state_schema,
+)
 from larql.runtime.slices import Draft, ExecutionSlice, Full, LayerRange, layers_of
 
 __all__ = ["Plan", "check_tokens", "make_plan"]
@@ -75,10 +85,51 @@ class Plan:
             looked_up.add(component.embed.weight)
         return tuple(c for c in self.contracts() if c.chosen is None and c.name not in looked_up)
 
+    def rope_list(self, context: int) -> Literal["short", "long"] | None:
+        """Return which of two lists of rotary frequencies a session uses, where there are two.
+
+        Parameters
+        ----------
+        context : int
+            Positions that the session has room for.
+        """
+        limits = [rope.limit for rope in _ropes(self.layers) if rope.limit is not None]
+        if not limits:
+            return None
+        return "long" if context > min(limits) else "short"
+
+    def settled(self, context: int) -> Plan:
+        """Return the plan of a session with room for ``context`` positions.
+
+        Where a rope has two lists of frequencies, the one that the room decides is left, so that
+        all positions of the session are turned by the same.
+        """
+        if self.rope_list(context) is None:
+            return self
+        layers = tuple(
+            replace(layer, blocks=tuple(_settled_block(block, context) for block in layer.blocks))
+            for layer in self.layers
+        )
+        return replace(self, layers=layers)
+
     def state(self) -> tuple[StateSpec, ...]:
         """Return the continuation state of the executed layers."""
         executed = set(self.executed_layers)
         return tuple(r for r in state_schema(self.component) if r.layer in executed)
+
+
+def _ropes(layers: Sequence[Layer]) -> Iterator[Rope]:
+    for layer in layers:
+        for block in layer.blocks:
+            if isinstance(block.mixer, SoftmaxAttention) and block.mixer.rope is not None:
+                yield block.mixer.rope
+
+
+def _settled_block(block: Block, context: int) -> Block:
+    mixer = block.mixer
+    if not isinstance(mixer, SoftmaxAttention) or mixer.rope is None:
+        return block
+    return replace(block, mixer=replace(mixer, rope=mixer.rope.settled(context)))
 
 
 def make_plan(container: Container, component: str, wanted: ExecutionSlice) -> Plan:

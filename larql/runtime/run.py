@@ -24,7 +24,8 @@ __all__ = ["Run", "RunOptions", "open_run"]
 class RunOptions:
     """How a container is executed.
 
-    Component, slice, backend, activations and kv decide the answer; the others change no bit.
+    Component, slice, backend, activations and kv decide the answer; the others change no bit. (A
+    session's context does where a model has two lists of rotary frequencies.)
 
     Attributes
     ----------
@@ -92,6 +93,7 @@ class Run:
     def provenance(self, tokens: Sequence[int], context: int) -> dict[str, object]:
         """Return what a sidecar says of numbers made from ``tokens``."""
         plan, backend = self.prepared.plan, self.prepared.backend
+        rope_list = plan.rope_list(context)
         return {
             "container": {
                 "fingerprint": self.container.fingerprint,
@@ -110,6 +112,7 @@ class Run:
             "positions": len(tokens),
             "vocab": plan.component.vocab_size,
             "context": context,
+            **({} if rope_list is None else {"rope_list": rope_list}),
             "operand_reads": self.prepared.reads,
             "operand_bytes": self.prepared.bytes_read,
             "prepare_seconds": self.prepared.seconds,

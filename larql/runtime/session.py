@@ -29,7 +29,8 @@ class Session:
     ----------
     prepared : PreparedOperands
     context : int
-        Most positions that the session will hold.
+        Most positions that the session will hold. Where rotary frequencies come as two lists, it
+        decides which of them turns all positions.
     chunk : int or None
         Most positions that are advanced at once; the results do not depend on it.
     observer : SessionObserver or None
@@ -53,7 +54,7 @@ class Session:
         if chunk is not None and chunk < 1:
             raise UsageError(f"--chunk {chunk}: expected at least 1 position")
         self.prepared = prepared
-        self.plan = prepared.plan
+        self.plan = prepared.plan.settled(context)
         self.context = context
         self.chunk = min(chunk or prepared.backend.default_chunk, context)
         self._backend = prepared.backend

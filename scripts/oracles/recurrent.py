@@ -16,6 +16,6 @@ def recurrent_weights(name: str, shape: tuple[int, ...], generator: np.random.Ge
     values = usual(name, shape, generator)
     if name.endswith("A_log"):
         return (0.5 * generator.standard_normal(shape) - 0.5).astype(np.float32)
-    if len(shape) == 3:
+    if len(shape) == 3 and "experts" not in name:
         return (0.8 * generator.standard_normal(shape)).astype(np.float32)
     return values

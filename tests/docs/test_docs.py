@@ -46,6 +46,10 @@ UNTAGGED = {
     "layer": g.Layer,
     "block": g.Block,
     "rope scaling": g.RopeScaling,
+    "router": g.Router,
+    "groups": g.ExpertGroups,
+    "bank": g.ExpertBank,
+    "shared": g.SharedExperts,
     "edge": g.Edge,
 }
 TAGGED = {
@@ -55,6 +59,7 @@ TAGGED = {
     "rope": g.Rope,
     "softmax_attention": g.SoftmaxAttention,
     "dense_ffn": g.DenseFfn,
+    "routed_ffn": g.RoutedFfn,
     "head": g.Head,
     "kv_rows": g.KvRows,
 }
@@ -136,9 +141,20 @@ def every_operation() -> g.Graph:
         2, 1, 4, 4, 0.5, linear, linear, linear, linear, 3, 5.0, norm, norm, rope
     )
     ffn = g.DenseFfn("silu", linear, linear, linear)
+    routed = g.RoutedFfn(
+        g.Router(
+            linear, "softmax", 2, True, 1e-9, g.ExpertGroups(2, 1, "max"), "o/c", 2.0, "o/s"
+        ),
+        g.ExpertBank(
+            "gpt-oss-expert-v1", 4, 8, 8, "silu", "o/d", "o/g", "o/u", "o/gu", "interleaved",
+            "o/gub", "o/db", 7.0, 1.7, 1.0,
+        ),
+        g.SharedExperts(ffn, linear),
+    )  # fmt: skip
     blocks = (
         g.Block("attention", attention, norm, norm, 0.5),
         g.Block("ffn", ffn, norm, norm, 0.5),
+        g.Block("ffn", routed, norm, norm, 0.5),
     )
     component = g.Component(
         id="target",

@@ -48,7 +48,14 @@ def keep_linked() -> None:
 
 keep_linked()
 
-from larql.kernels import activation, attention_block, product, product_q8, ring  # noqa: E402
+from larql.kernels import (  # noqa: E402
+    activation,
+    attention_block,
+    convolution,
+    product,
+    product_q8,
+    ring,
+)
 from larql.kernels.encodings import BLOCKS  # noqa: E402
 from larql.kernels.integers import INTEGERS  # noqa: E402
 from larql.kernels.jit import Variant, compiled_address  # noqa: E402
@@ -57,7 +64,7 @@ KERNELS = Path(setup.__file__).parent
 # Kernels whose variant says more than the level; the others are found by their parameters.
 TOLD = {
     product._expand_row, product._coded_rows, product._panel, product_q8._rows,
-    product_q8._unpack, product_q8._panel,
+    product_q8._unpack, product_q8._panel, convolution._convolve,
     activation._activate, activation._gate, attention_block._block, ring._write,
 }  # fmt: skip
 FUSED = re.compile(r"call [^\n]*@llvm\.fma\.(?:v(\d+))?f(?:32|64)\(")
@@ -106,6 +113,8 @@ def compile_all(found: dict[str, Any]) -> None:
         activation._compiled(activation._activate, kind)
     for kind in activation.KINDS:
         activation._compiled(activation._gate, kind)
+    for kind in (*activation.KINDS, convolution.NONE):
+        convolution._compiled(kind)
     for value in found.values():
         first = value.py_func.__code__.co_varnames[0]
         if first == "variant" and value not in TOLD:

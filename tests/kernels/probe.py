@@ -29,10 +29,15 @@ def digests(few: bool) -> dict[str, str]:
     from larql.kernels import (
         activation,
         attention,
+        convolution,
+        elementwise,
+        forgetting,
+        latent,
         norm,
         parts,
         product,
         product_q8,
+        recurrence,
         ring,
         rope,
         rounding,
@@ -84,6 +89,26 @@ def digests(few: bool) -> dict[str, str]:
         keys, values = ring.empty_keys(1, 2, 80, kind), ring.empty_values(1, 2, 80, kind)
         ring.write_rows(words, words, keys, values, 0)
         found[f"kept keys, {kind}"], found[f"kept values, {kind}"] = keys, values
+    raw = generator.integers(0, 124, (8 * 5, BLOCKS["q4_k"].row_bytes(256)), np.uint8)
+    found["absorbed"] = np.empty((20, 8, 261), np.float32)
+    latent.absorb(floats(20, 8, 5), floats(20, 8, 5), raw, "q4_k", 256, found["absorbed"])
+    found["raised"] = np.empty((20, 8, 5), np.float32)
+    latent.raise_heads(floats(20, 8, 256), raw, "q4_k", found["raised"])
+    found["clamped"] = floats(3, 50)
+    elementwise.clamp(found["clamped"], 0.5)
+    x, y, weight = floats(5, 37), np.empty((5, 37), np.float32), floats(4, 37)
+    kept = found["kept inputs"] = floats(3, 37)
+    part = convolution.Convolved(x, kept, weight, y, floats(37), floats(5, 37), floats(5, 37))
+    convolution.convolve([part], "silu")
+    found["convolution"] = y
+    steps, decays = found["steps"], found["decays"] = np.empty_like(x), np.empty_like(x)
+    forgetting.forget(x * 9, weight[0], weight[1], (0.25, 8.0), steps, decays)
+    rows, heads = (floats(5, 2, 11), floats(5, 2, 11), floats(5, 4, 20)), floats(5, 4)
+    for rule, decay in (("delta", floats(5, 4, 11)), ("delta", heads), ("sum", heads)):
+        name = f"{rule}, {decay.ndim}"
+        state = found[f"state, {name}"] = np.zeros((4, 2, 11, 16), np.float32)
+        out = found[f"recurrence, {name}"] = np.empty((5, 4, 20), np.float32)
+        recurrence.recur(rule, *rows, decay, heads, heads[0].copy(), state, out)
     logits = floats(3, 203) * np.float32(9)
     seen = survey.Survey.begin(np.array([3, 200]), logits[:, [3, 200]], 5)
     for first in range(0, 203, 100):
@@ -98,8 +123,13 @@ def assembly() -> str:
         activation,
         attention,
         attention_block,
+        convolution,
+        elementwise,
+        forgetting,
+        latent,
         norm,
         product,
+        recurrence,
         ring,
         rope,
         rounding,
@@ -122,7 +152,13 @@ def assembly() -> str:
         attention._attend_blocks,
         attention_block._block,
         ring._write,
+        latent._absorb,
+        latent._raise,
+        elementwise._clamp,
         survey._row,
+        convolution._convolve,
+        forgetting._forget,
+        recurrence._recur,
     )
     return "\n".join(
         text

@@ -23,11 +23,16 @@ def sigmoid(value: float) -> float:
     return 1 / (1 + math.exp(-value)) if value > -700 else 0.0
 
 
+def softplus(value: float) -> float:
+    return max(value, 0.0) + math.log1p(math.exp(-abs(value)))
+
+
 REFERENCES: dict[str, tuple[Callable[[float], float], float]] = {
     "exp": (exp, 1.1),
     "tanh": (math.tanh, 1.6),
     "erf": (math.erf, 1.4),
     "sigmoid": (sigmoid, 2.6),
+    "softplus": (softplus, 2.4),
 }
 ACTIVATIONS: dict[str, Callable[[float], float]] = {
     "silu": lambda v: v * sigmoid(v),

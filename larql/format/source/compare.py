@@ -13,8 +13,9 @@ from larql.format.progress import Progress
 from larql.format.segment import hash_file
 from larql.format.source.builder import Binding
 from larql.format.source.checkpoint import Checkpoint
+from larql.format.source.compare_banks import compare_bank
 from larql.format.source.compiler import Compiled, compile_checkpoint
-from larql.format.source.extract import graph_document, text_document, text_files
+from larql.format.source.extract import graph_document, manifest_document, text_document, text_files
 from larql.format.source.recode import Recoding, source_chunks, stored_chunks
 
 __all__ = ["compare_with_source"]
@@ -44,10 +45,13 @@ def compare_with_source(
     else:
         if stored != graph_document(compiled):
             defects.append(Defect(name, "is not the graph that the source compiles to"))
+    defects.extend(_compare_manifest(container, compiled))
     defects.extend(_compare_facts(container.index, compiled))
     defects.extend(_compare_text(container, checkpoint))
     representations = container.operands
-    progress.start("compare", sum(_nbytes(b) for b in compiled.bindings))
+    total = sum(_nbytes(b) for b in compiled.bindings)
+    total += sum(bank.encoding.nbytes(bank.shape) for bank in compiled.banks)
+    progress.start("compare", total)
     for binding in compiled.bindings:
         representation = representations.get(binding.operand)
         if representation is None:
@@ -55,8 +59,16 @@ def compare_with_source(
         else:
             defects.extend(_compare(container, checkpoint, binding, representation))
         progress.advance(_nbytes(binding))
+    for bank in compiled.banks:
+        representation = representations.get(bank.operand)
+        if representation is None:
+            defects.append(Defect(bank.operand, f"is missing; {bank.source} fills it"))
+        else:
+            defects.extend(compare_bank(container, checkpoint, bank, representation))
+        progress.advance(bank.encoding.nbytes(bank.shape))
     progress.finish()
     bound = {binding.operand for binding in compiled.bindings}
+    bound.update(bank.operand for bank in compiled.banks)
     defects.extend(
         Defect(operand, "has no counterpart in the source")
         for operand in representations
@@ -79,6 +91,18 @@ def _compare_facts(index: Index, compiled: Compiled) -> Iterator[Defect]:
     for name, (found, expected) in facts.items():
         if found != expected:
             yield Defect(INDEX_NAME, f"{name} is {found!r}, the source says {expected!r}")
+
+
+def _compare_manifest(container: Container, compiled: Compiled) -> Iterator[Defect]:
+    name, meant = container.index.moe_manifest, manifest_document(compiled)
+    if (name is None) != (meant is None):
+        yield Defect(INDEX_NAME, "has a manifest of experts where the source has none, or none")
+    elif name is not None:
+        try:
+            if (container.path / name).read_bytes() != meant:
+                yield Defect(name, "is not the manifest that the source compiles to")
+        except OSError as error:
+            yield Defect(name, error.strerror or "unreadable")
 
 
 def _compare_text(container: Container, checkpoint: Checkpoint) -> Iterator[Defect]:

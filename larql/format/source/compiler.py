@@ -40,6 +40,11 @@ _VISION_KEYS = (
     "eoi_token_index",
     "eoi_token_id",
     "video_token_id",
+    "audio_config",
+    "audio_token_id",
+    "boa_token_id",
+    "eoa_token_id",
+    "eoa_token_index",
     "vision_start_token_id",
     "vision_end_token_id",
 )

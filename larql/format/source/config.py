@@ -116,6 +116,20 @@ class ConfigReader:
     def _note_absent(self, key: str) -> None:
         self._verdicts[key] = "consumed"
 
+    def nullable_count(self, key: str, default: int | None) -> int | None:
+        """Take a positive integer: ``default`` where the key is absent, None where it is null."""
+        if self.has(key):
+            return self.count(key)
+        self._note_absent(key)
+        return None if key in self._config else default
+
+    def nullable_number(self, key: str, default: float | None) -> float | None:
+        """Take a finite positive number: ``default`` where it is absent, None where it is null."""
+        if self.has(key):
+            return self.number(key)
+        self._note_absent(key)
+        return None if key in self._config else default
+
     def number(self, key: str, default: object = _MISSING) -> float:
         """Take a finite positive number."""
         value = self._take(key, default)
@@ -163,6 +177,16 @@ class ConfigReader:
         if not isinstance(value, list | tuple) or not all(isinstance(v, str) for v in value):
             raise self.failure(key, "is not an array of strings")
         return tuple(value)
+
+    def numbers(self, key: str) -> tuple[float, ...]:
+        """Take an array of finite numbers above 0."""
+        value = self._take(key, _MISSING)
+        if not isinstance(value, list | tuple) or not all(
+            isinstance(v, int | float) and not isinstance(v, bool) and 0 < v <= sys.float_info.max
+            for v in value
+        ):
+            raise self.failure(key, "is not an array of finite numbers above 0")
+        return tuple(float(v) for v in value)
 
     def counts(self, key: str, *, least: int = 0) -> tuple[int, ...] | None:
         """Take an array of integers of at least ``least``, or None where the key is absent."""

@@ -51,13 +51,25 @@ _IRRELEVANT = (
 )
 
 
-def common_hugging_face_keys(config: ConfigReader) -> None:
-    """Judge the keys of ``config.json`` that mean the same in every family."""
+def common_hugging_face_keys(config: ConfigReader, quantised: tuple[str, ...] = ()) -> None:
+    """Judge the keys of ``config.json`` that mean the same in every family.
+
+    Parameters
+    ----------
+    config : ConfigReader
+    quantised : tuple of str
+        Methods of quantisation whose tensors the family knows; any other is refused.
+    """
     config.irrelevant(*_IRRELEVANT)
     config.neutral("is_encoder_decoder", False)
     config.neutral("add_cross_attention", False)
     config.neutral("tie_encoder_decoder", False)
-    config.neutral("quantization_config")
+    stated = config.child("quantization_config") if quantised else None
+    if stated is None:
+        config.neutral("quantization_config")
+    else:
+        stated.choice("quant_method", {method: method for method in quantised})
+        stated.irrelevant("modules_to_not_convert", "dequantize")
 
 
 def activation(config: ConfigReader, key: str, default: str | None) -> Activation:

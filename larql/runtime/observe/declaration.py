@@ -64,15 +64,16 @@ class Extent:
 
 
 def header_of(
-    run: Run, extent: Extent, declaration: Declaration, run_id: str | None
+    run: Run, extent: Extent, declaration: Declaration, run_id: str | None, context: int
 ) -> dict[str, object]:
     """Return a record's header: all that the log is a function of, with its hash.
 
-    Threads, chunks, context, times and paths are not in it. ``provenance_fingerprint`` is the
-    sha256 of the identity as JSON with sorted keys and no spaces; the run id is its beginning
-    unless one is given.
+    Threads, chunks, times and paths are not in it. Nor is the context, but where it decides which
+    of two lists of rotary frequencies is used, that is, as ``rope_list``.
+    ``provenance_fingerprint`` is the sha256 of the identity as JSON with sorted keys and no spaces;
+    the run id is its beginning unless one is given.
     """
-    identity = _identity(run, extent, declaration)
+    identity = _identity(run, extent, declaration, context)
     identity_hash = fingerprint(identity)
     return {
         "run_id": run_id or identity_hash[:16],
@@ -82,8 +83,10 @@ def header_of(
     }
 
 
-def _identity(run: Run, extent: Extent, declaration: Declaration) -> dict[str, object]:
-    provenance = run.provenance(extent.tokens, 0)
+def _identity(
+    run: Run, extent: Extent, declaration: Declaration, context: int
+) -> dict[str, object]:
+    provenance = run.provenance(extent.tokens, context)
     taken: Sequence[str] = (
         "container", "component", "backend", "numerics", "activations", "kv", "executed_layers",
         "tokens", "tokens_sha256",
@@ -105,7 +108,7 @@ def _identity(run: Run, extent: Extent, declaration: Declaration) -> dict[str, o
         },
     }
     return {
-        **{name: provenance[name] for name in taken},
+        **{name: provenance[name] for name in (*taken, "rope_list") if name in provenance},
         "generate": extent.generate,
         "end_of_text_ids": list(extent.end_ids),
         "top": extent.top,

@@ -115,7 +115,7 @@ def observe(
     LarqlError
         As the session does. The record then ends with a receipt that is not complete.
     """
-    header = header_of(run, extent, declaration, run_id)
+    header = header_of(run, extent, declaration, run_id, context)
     check_tokens(extent.tokens, run.prepared.plan.component.vocab_size)
     tee = _Tee()
     observation = Observation(run.prepared, declaration, tee)

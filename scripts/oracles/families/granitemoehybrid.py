@@ -34,11 +34,26 @@ def _older_types(config: Config) -> Config:
 
 RECIPES = (
     Recipe(
+        "granitemoehybrid-routed",
+        {
+            **_BASE,
+            "num_hidden_layers": 2,
+            "layer_types": ["linear_attention", "full_attention"],
+            "intermediate_size": 8,
+            "num_local_experts": 5,
+            "num_experts_per_tok": 3,
+            "position_embedding_type": "nope",
+            "mamba_n_heads": 4,
+            "mamba_d_head": 16,
+            "mamba_d_state": 8,
+        },
+        draw=recurrent_weights,
+    ),
+    Recipe(
         "granitemoehybrid",
         {
             **_BASE,
-            "layer_types": ["linear_attention", "linear_attention", "full_attention"]
-            + ["linear_attention"],
+            "layer_types": [*["linear_attention"] * 2, "full_attention", "linear_attention"],
             "position_embedding_type": "nope",
             "mamba_n_heads": 8,
             "mamba_d_head": "auto",

@@ -45,4 +45,22 @@ RECIPES = (
         shards=3,
         rewrite=older_style,
     ),
+    Recipe(
+        "llama-yarn",
+        {
+            **_BASE,
+            "num_hidden_layers": 2,
+            "hidden_act": "gelu_pytorch_tanh",
+            "rope_parameters": {
+                "rope_type": "yarn",
+                "rope_theta": 1000.0,
+                "factor": 8.0,
+                "original_max_position_embeddings": 8,
+                "beta_fast": 2.0,
+                "beta_slow": 0.25,
+                "mscale": 1.0,
+                "mscale_all_dim": 0.5,
+            },
+        },
+    ),
 )

@@ -1,4 +1,4 @@
-"""Qwen3-Next without experts: projections packed by key head, all layers dense."""
+"""Qwen3-Next: projections packed by key head; all layers dense, or some with experts."""
 
 from __future__ import annotations
 
@@ -26,7 +26,24 @@ _BASE = {
     "num_experts_per_tok": 2,
 }
 
+_ROPE = {"rope_type": "default", "rope_theta": 500.0, "partial_rotary_factor": 0.25}
+
 RECIPES = (
+    Recipe(
+        "qwen3_next-routed",
+        {
+            **_BASE,
+            "num_hidden_layers": 3,
+            "mlp_only_layers": [1],
+            "layer_types": ["linear_attention", "full_attention", "full_attention"],
+            "num_experts_per_tok": 2,
+            "norm_topk_prob": False,
+            "rope_parameters": _ROPE,
+        },
+        dtype="bfloat16",
+        shards=2,
+        draw=recurrent_weights,
+    ),
     Recipe(
         "qwen3_next",
         {

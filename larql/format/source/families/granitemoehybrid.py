@@ -8,10 +8,22 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from larql.format.graph import Activation, Block, Component, Layer, Mixer, Rope, Ssm
+from larql.format.graph import (
+    Activation,
+    Block,
+    Component,
+    Layer,
+    Mixer,
+    Rope,
+    RoutedFfn,
+    SharedExperts,
+    Ssm,
+)
 from larql.format.rows import RowSelection
 from larql.format.source.builder import Builder, Family, HeadGeometry, Part
 from larql.format.source.config import ConfigReader
+from larql.format.source.experts import Experts, fused_experts
+from larql.format.source.families import routed
 from larql.format.source.keys import activation, common_hugging_face_keys, layer_kinds
 from larql.format.source.names import hugging_face_naming
 from larql.format.source.rope import hugging_face_rope
@@ -37,6 +49,7 @@ _PARTS = {
     "ffn.gate": "shared_mlp.input_linear",
     "ffn.up": "shared_mlp.input_linear",
     "ffn.down": "shared_mlp.output_linear",
+    "ffn.router": "block_sparse_moe.router.layer",
 }
 _ROUTED = ("num_experts_per_tok", "output_router_logits", "router_aux_loss_coef")
 
@@ -51,6 +64,13 @@ class _SsmNumbers:
     conv_bias: bool
     bias: bool
     limits: tuple[float, float | None]
+
+
+@dataclass(frozen=True)
+class _ExpertNumbers:
+    count: int
+    width: int
+    top: int
 
 
 @dataclass(frozen=True)
@@ -73,6 +93,9 @@ def _hugging_face(b: Builder) -> Component:
     config.irrelevant("mamba_chunk_size", "init_method")
     config.neutral("normalization_function", "rmsnorm")
     b.naming = hugging_face_naming("model.", "lm_head", _PARTS)
+    if "model.layers.0.block_sparse_moe.router.weight" in b.tensors:
+        parts = {**_PARTS, "ffn.router": "block_sparse_moe.router"}
+        b.naming = hugging_face_naming("model.", "lm_head", parts)
     hidden = config.count("hidden_size", 4096)
     kinds = _layer_kinds(config, b.layer_count("num_hidden_layers", 32))
     heads = config.count("num_attention_heads", 32)
@@ -89,11 +112,7 @@ def _hugging_face(b: Builder) -> Component:
         rope=_rope(config, head_dim),
         ssm=_ssm_numbers(config, hidden),
     )
-    if config.count("num_local_experts", 8, least=0):
-        raise config.failure(
-            "num_local_experts", "asks for routed experts, which this build does not compile"
-        )
-    config.irrelevant("intermediate_size", *_ROUTED)
+    experts = _experts(config)
     embed = b.embed(hidden, scale=config.number("embedding_multiplier", 1.0))
     return Component(
         id=b.component,
@@ -102,7 +121,7 @@ def _hugging_face(b: Builder) -> Component:
         vocab_size=embed.vocab,
         context_length=config.count("max_position_embeddings", 2048),
         embed=embed,
-        layers=tuple(_layer(b, i, kind, n) for i, kind in enumerate(kinds)),
+        layers=tuple(_layer(b, i, kind, n, experts) for i, kind in enumerate(kinds)),
         head=b.head(
             embed,
             b.norm("output", None, hidden, n.eps, 0.0),
@@ -154,7 +173,35 @@ def _ssm_numbers(config: ConfigReader, hidden: int) -> _SsmNumbers:
     )
 
 
-def _layer(b: Builder, i: int, kind: str, n: _Numbers) -> Layer:
+def _experts(config: ConfigReader) -> _ExpertNumbers | None:
+    """Judge the keys of routed experts, of which there may be none."""
+    count = config.count("num_local_experts", 8, least=0)
+    if not count:
+        config.irrelevant("intermediate_size", *_ROUTED)
+        return None
+    routed.router_keys(config)
+    width = config.count("intermediate_size", 11008)
+    return _ExpertNumbers(count, width, routed.top_of(config, count, 2))
+
+
+def _ffn(b: Builder, i: int, n: _Numbers, e: _ExpertNumbers | None) -> Mixer:
+    """Describe what every position passes through, and the experts beside it."""
+    dense = b.gated_ffn(i, n.hidden, n.ffn, n.activation, bias=False, stacked=True)
+    if e is None:
+        return dense
+    prefix = f"model.layers.{i}.block_sparse_moe"
+    stored = f"{prefix}.input_linear.weight" in b.tensors
+    names = ("input_linear", "output_linear") if stored else ("gate_up_proj", "down_proj")
+    place = Experts(i, prefix if stored else f"{prefix}.experts", e.count, n.hidden, e.width)
+    return RoutedFfn(
+        # Only the logits of the chosen go through the softmax, which renormalises them.
+        routed.router(b, i, n.hidden, e.count, score="softmax", top=e.top, renormalise=True),
+        fused_experts(b, place, n.activation, *names),
+        SharedExperts(dense),
+    )
+
+
+def _layer(b: Builder, i: int, kind: str, n: _Numbers, e: _ExpertNumbers | None) -> Layer:
     mixer: Mixer
     if kind == _SSM:
         mixer = _ssm(b, i, n)
@@ -174,7 +221,7 @@ def _layer(b: Builder, i: int, kind: str, n: _Numbers) -> Layer:
             Block(
                 site="ffn",
                 norm=b.norm("ffn.norm", i, n.hidden, n.eps, 0.0),
-                mixer=b.gated_ffn(i, n.hidden, n.ffn, n.activation, bias=False, stacked=True),
+                mixer=_ffn(b, i, n, e),
                 residual_scale=n.residual_scale,
             ),
         ),

@@ -7,29 +7,23 @@ Llama 3 rope scaling is closed-form in a checkpoint and a tensor of factors in G
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import replace
 
-from larql.format.graph import Activation, Block, Component, Layer, Rope
-from larql.format.source.builder import Builder, Family, HeadGeometry
+from larql.format.graph import Component
+from larql.format.source.builder import Builder, Family
+from larql.format.source.decoder import (
+    Attention,
+    Decoder,
+    Defaults,
+    gguf_basics,
+    hugging_face_basics,
+)
 from larql.format.source.keys import activation, common_hugging_face_keys
 from larql.format.source.rope import gguf_rope, hugging_face_rope
 
 __all__ = ["FAMILY"]
 
-
-@dataclass(frozen=True)
-class _Numbers:
-    hidden: int
-    layers: int
-    geometry: HeadGeometry
-    ffn: int
-    context: int
-    eps: float
-    activation: Activation
-    rope: Rope
-    attention_bias: bool | None
-    ffn_bias: bool | None
-    tied: bool | None
+_DEFAULTS = Defaults(hidden=4096, layers=32, heads=32, ffn=11008, context=2048)
 
 
 def _hugging_face(b: Builder) -> Component:
@@ -39,103 +33,38 @@ def _hugging_face(b: Builder) -> Component:
     config.neutral("pretraining_tp", 1)
     config.neutral("rope_interleaved", False)
     config.neutral("partial_rotary_factor", 1.0)
-    hidden = config.count("hidden_size")
-    heads = config.count("num_attention_heads")
-    head_dim = config.count("head_dim", hidden // heads)
-    rope = hugging_face_rope(config, 10000.0)
-    return _component(
-        b,
-        _Numbers(
-            hidden=hidden,
-            layers=b.layer_count("num_hidden_layers"),
-            geometry=HeadGeometry(heads, config.count("num_key_value_heads", heads), head_dim),
-            ffn=config.count("intermediate_size"),
-            context=config.count("max_position_embeddings", 2048),
-            eps=config.number("rms_norm_eps", 1e-6),
-            activation=activation(config, "hidden_act", "silu"),
-            rope=Rope(layout="half", dims=head_dim, theta=rope.theta, scaling=rope.scaling),
-            attention_bias=config.flag("attention_bias", False),
-            ffn_bias=config.flag("mlp_bias", False),
-            tied=config.flag("tie_word_embeddings", False),
-        ),
-    )
+    basics = hugging_face_basics(b, _DEFAULTS)
+    head_dim = basics.geometry.head_dim
+    bias = config.flag("attention_bias", False)
+    rope = hugging_face_rope(config, 10000.0).rope(head_dim)
+    return Decoder(
+        basics=basics,
+        layers=(Attention(None, rope),) * basics.layers,
+        scale=1.0 / math.sqrt(head_dim),
+        activation=activation(config, "hidden_act", "silu"),
+        bias=bias,
+        output_bias=bias,
+        ffn_bias=config.flag("mlp_bias", False),
+        tied=config.flag("tie_word_embeddings", False),
+    ).component(b)
 
 
 def _gguf(b: Builder) -> Component:
     config = b.config
     config.neutral("expert_count", 0)
     config.neutral("expert_used_count", 0)
-    hidden = config.count("embedding_length")
-    heads = config.count("attention.head_count")
-    head_dim = config.count("attention.key_length", hidden // heads)
-    config.neutral("attention.value_length", head_dim)
-    rope = gguf_rope(config, 10000.0)
+    basics = gguf_basics(b)
+    head_dim = basics.geometry.head_dim
     dims = config.count("rope.dimension_count", head_dim)
-    factors_name = b.naming.tensor("rope.factors", None, ".weight")
-    factors = None
-    if factors_name in b.tensors:
-        factors = b.bind("rope", "factors", factors_name, (dims // 2,))
-    return _component(
-        b,
-        _Numbers(
-            hidden=hidden,
-            layers=b.layer_count("block_count"),
-            geometry=HeadGeometry(heads, config.count("attention.head_count_kv", heads), head_dim),
-            ffn=config.count("feed_forward_length"),
-            context=config.count("context_length"),
-            eps=config.number("attention.layer_norm_rms_epsilon"),
-            activation="silu",
-            rope=Rope(
-                layout="adjacent",
-                dims=dims,
-                theta=rope.theta,
-                scaling=rope.scaling,
-                factors=factors,
-            ),
-            attention_bias=None,
-            ffn_bias=None,
-            tied=None,
-        ),
-    )
-
-
-def _component(b: Builder, n: _Numbers) -> Component:
-    embed = b.embed(n.hidden, scale=1.0)
-    layers = tuple(
-        Layer(
-            index=i,
-            blocks=(
-                Block(
-                    site="attention",
-                    norm=b.norm("attention.norm", i, n.hidden, n.eps, 0.0),
-                    mixer=b.attention(
-                        i,
-                        n.hidden,
-                        n.geometry,
-                        scale=1.0 / math.sqrt(n.geometry.head_dim),
-                        bias=n.attention_bias,
-                        rope=n.rope,
-                    ),
-                ),
-                Block(
-                    site="ffn",
-                    norm=b.norm("ffn.norm", i, n.hidden, n.eps, 0.0),
-                    mixer=b.gated_ffn(i, n.hidden, n.ffn, n.activation, bias=n.ffn_bias),
-                ),
-            ),
-        )
-        for i in range(n.layers)
-    )
-    return Component(
-        id=b.component,
-        role="decoder",
-        hidden_size=n.hidden,
-        vocab_size=embed.vocab,
-        context_length=n.context,
-        embed=embed,
-        layers=layers,
-        head=b.head(embed, b.norm("output", None, n.hidden, n.eps, 0.0), tied=n.tied),
-    )
+    rope = replace(gguf_rope(config, 10000.0).rope(head_dim, "adjacent"), dims=dims)
+    factors = b.naming.tensor("rope.factors", None, ".weight")
+    if factors in b.tensors:
+        rope = replace(rope, factors=b.bind("rope", "factors", factors, (dims // 2,)))
+    return Decoder(
+        basics=basics,
+        layers=(Attention(None, rope),) * basics.layers,
+        scale=1.0 / math.sqrt(head_dim),
+    ).component(b)
 
 
 FAMILY = Family(

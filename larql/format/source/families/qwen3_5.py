@@ -16,9 +16,9 @@ from larql.format.source.builder import Builder, Family, Part
 from larql.format.source.families import qwen_hybrid as hybrid
 from larql.format.source.names import hugging_face_naming
 
-__all__ = ["FAMILY"]
+__all__ = ["FAMILY", "PARTS", "PREFIXES"]
 
-_PARTS = {
+PARTS = {
     **hybrid.PARTS,
     "delta.q": "linear_attn.in_proj_qkv",
     "delta.k": "linear_attn.in_proj_qkv",
@@ -27,7 +27,7 @@ _PARTS = {
     "delta.beta": "linear_attn.in_proj_b",
     "delta.decay": "linear_attn.in_proj_a",
 }
-_PREFIXES = (
+PREFIXES = (
     ("model.", "lm_head"),
     ("model.language_model.", "lm_head"),
     ("language_model.model.", "language_model.lm_head"),
@@ -48,9 +48,9 @@ _DRAFT_PARTS = {
 
 
 def _hugging_face(b: Builder) -> Component:
-    for prefix, head in _PREFIXES:
+    for prefix, head in PREFIXES:
         if f"{prefix}embed_tokens.weight" in b.tensors:
-            b.naming = hugging_face_naming(prefix, head, _PARTS)
+            b.naming = hugging_face_naming(prefix, head, PARTS)
     n = hybrid.numbers(b, _DEFAULTS)
     b.config.neutral("mlp_only_layers", [])
     b.config.neutral("mtp_num_hidden_layers", *((1,) if _has_draft(b) else (0, 1)))

@@ -10,12 +10,14 @@ from larql.format.graph import Component, Mixer
 from larql.format.rows import RowSelection
 from larql.format.source.builder import Builder, Family, Part
 from larql.format.source.families import qwen_hybrid as hybrid
+from larql.format.source.families import qwen_routed, routed
 from larql.format.source.names import hugging_face_naming
 
 __all__ = ["FAMILY"]
 
 _PARTS = {
     **hybrid.PARTS,
+    **qwen_routed.PARTS,
     "delta.q": "linear_attn.in_proj_qkvz",
     "delta.k": "linear_attn.in_proj_qkvz",
     "delta.v": "linear_attn.in_proj_qkvz",
@@ -30,25 +32,19 @@ _DEFAULTS = {
     "num_key_value_heads": 2,
     "intermediate_size": 5632,
 }
-_ROUTED = (
-    "moe_intermediate_size",
-    "norm_topk_prob",
-    "num_experts_per_tok",
-    "output_router_logits",
-    "router_aux_loss_coef",
-    "shared_expert_intermediate_size",
-)
+_EXPERTS = qwen_routed.Defaults(count=512, width=512, shared=512, top=10)
 
 
 def _hugging_face(b: Builder) -> Component:
     b.naming = hugging_face_naming("model.", "lm_head", _PARTS)
     n = hybrid.numbers(b, _DEFAULTS)
     sparse = _sparse_layers(b, len(n.kinds))
+    experts = qwen_routed.numbers(b, _EXPERTS, renormalises=True) if sparse else None
     b.leave((name for name in b.tensors if name.startswith("mtp.")), "a draft head")
 
     def ffn(i: int) -> Mixer:
-        if i in sparse:
-            return _routed(b, i)
+        if i in sparse and experts is not None:
+            return qwen_routed.routed_ffn(b, i, n, experts)
         return b.gated_ffn(i, n.hidden, n.ffn, n.activation, bias=False)
 
     return hybrid.component(b, n, _packing(n.delta), ffn)
@@ -57,21 +53,15 @@ def _hugging_face(b: Builder) -> Component:
 def _sparse_layers(b: Builder, layers: int) -> frozenset[int]:
     """Return the layers with routed experts."""
     config = b.config
-    dense = config.counts("mlp_only_layers") or ()
+    dense = routed.layer_list(config, "mlp_only_layers", layers)
     step = config.count("decoder_sparse_step", 1)
-    experts = config.count("num_experts", 512, least=0)
+    experts = config.count("num_experts", _EXPERTS.count, least=0)
     found = frozenset(
         i for i in range(layers) if experts and i not in dense and (i + 1) % step == 0
     )
     if not found:
-        config.irrelevant(*_ROUTED)
+        config.irrelevant(*qwen_routed.KEYS)
     return found
-
-
-def _routed(b: Builder, i: int) -> Mixer:
-    raise b.config.failure(
-        "num_experts", f"gives layer {i} routed experts, which this build does not compile"
-    )
 
 
 def _packing(d: hybrid.DeltaGeometry) -> dict[str, Part]:

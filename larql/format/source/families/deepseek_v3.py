@@ -1,0 +1,115 @@
+"""DeepSeek V3: latent attention, the first layers dense, the others routed in groups of experts.
+
+Rotated parts turn as neighbours unless a key says otherwise. A longer context also raises the
+scale of the query-key products.
+"""
+
+from __future__ import annotations
+
+import math
+
+from larql.format.graph import Component, Mixer
+from larql.format.source.builder import Builder, Family
+from larql.format.source.config import ConfigReader
+from larql.format.source.families import routed
+from larql.format.source.families.grouped import (
+    GROUPED_PARTS,
+    Grouped,
+    grouped_ffn,
+    leave_drafts,
+)
+from larql.format.source.keys import activation, common_hugging_face_keys
+from larql.format.source.latent import LatentGeometry, latent_attention
+from larql.format.source.names import hugging_face_naming
+from larql.format.source.rope import hugging_face_rope
+from larql.format.source.stretching import yarn_magnitude
+
+__all__ = ["FAMILY"]
+
+_LATENT_EPS = 1e-6  # no key names it
+
+
+def _hugging_face(b: Builder) -> Component:
+    config = b.config
+    common_hugging_face_keys(config)
+    routed.router_keys(config)
+    config.neutral("pretraining_tp", 1)
+    config.neutral("scoring_func", "sigmoid")
+    config.neutral("topk_method", "noaux_tc")
+    config.neutral("moe_layer_freq", 1)
+    config.irrelevant("ep_size")
+    n = routed.Basics(
+        hidden=config.count("hidden_size", 7168),
+        layers=b.layer_count("num_hidden_layers", 61),
+        context=config.count("max_position_embeddings", 4096),
+        eps=config.number("rms_norm_eps", 1e-6),
+        tied=config.flag("tie_word_embeddings", False),
+    )
+    heads = config.count("num_attention_heads", 128)
+    config.neutral("num_key_value_heads", heads)
+    geometry = LatentGeometry(
+        heads=heads,
+        nope_dim=config.count("qk_nope_head_dim", 128),
+        rope_dim=config.count("qk_rope_head_dim", 64),
+        value_dim=config.count("v_head_dim", 128),
+        latent_dim=config.count("kv_lora_rank", 512),
+        q_rank=config.nullable_count("q_lora_rank", 1536),
+    )
+    width = geometry.nope_dim + geometry.rope_dim
+    config.neutral("head_dim", geometry.rope_dim)
+    config.neutral("qk_head_dim", width)
+    b.naming = hugging_face_naming("model.", "lm_head", {**geometry.parts(), **GROUPED_PARTS})
+    leave_drafts(b, n.layers)
+    settings = hugging_face_rope(config, 10000.0)
+    adjacent = config.flag("rope_interleave", True)
+    rope = settings.rope(geometry.rope_dim, "adjacent" if adjacent else "half")
+    scale = _stretched(config) / math.sqrt(width)
+    bias = config.flag("attention_bias", False)
+    ffn = config.count("intermediate_size", 18432)
+    act = activation(config, "hidden_act", "silu")
+    dense = config.count("first_k_dense_replace", 3, least=0)
+    experts = Grouped(
+        count=config.count("n_routed_experts", 256),
+        width=config.count("moe_intermediate_size", 2048),
+        top=config.count("num_experts_per_tok", 8),
+        shared=config.count("n_shared_experts", 1, least=0),
+        groups=config.count("n_group", 8),
+        kept=config.count("topk_group", 4),
+        scale=config.number("routed_scaling_factor", 2.5),
+        renormalise=config.flag("norm_topk_prob", True),
+    )
+
+    def attention(i: int) -> Mixer:
+        return latent_attention(
+            b, i, n.hidden, geometry, scale=scale, eps=_LATENT_EPS, bias=bias, rope=rope
+        )
+
+    def feed_forward(i: int) -> Mixer:
+        if i < dense:
+            return b.gated_ffn(i, n.hidden, ffn, act, bias=False)
+        return grouped_ffn(b, i, n.hidden, experts, act)
+
+    return routed.decoder(b, n, attention, feed_forward)
+
+
+def _stretched(config: ConfigReader) -> float:
+    """Return ``(0.1 mscale_all_dim ln(factor) + 1) ** 2`` where the context is stretched."""
+    for key in ("rope_parameters", "rope_scaling"):
+        reader = config.child(key)
+        if reader is None or not reader.has("mscale_all_dim"):
+            continue
+        kind = reader.text("rope_type", "default") if reader.has("rope_type") else None
+        kind = kind or (reader.text("type") if reader.has("type") else "default")
+        share, factor = reader.number("mscale_all_dim"), reader.number("factor", 1.0)
+        if kind == "default":
+            return 1.0
+        return yarn_magnitude(factor, share) ** 2
+    return 1.0
+
+
+FAMILY = Family(
+    name="deepseek_v3",
+    model_types=("deepseek_v3",),
+    architectures=(),
+    hugging_face=_hugging_face,
+)

@@ -1,0 +1,91 @@
+"""GLM 4.5: half of each head turns; the first layers are dense, the others routed in groups."""
+
+from __future__ import annotations
+
+import math
+
+from larql.format.graph import Component, Mixer, SoftmaxAttention
+from larql.format.source.builder import Builder, Family
+from larql.format.source.families import routed
+from larql.format.source.families.grouped import (
+    GROUPED_PARTS,
+    Grouped,
+    grouped_ffn,
+    leave_drafts,
+)
+from larql.format.source.keys import activation, common_hugging_face_keys
+from larql.format.source.names import hugging_face_naming
+from larql.format.source.rope import hugging_face_rope
+
+__all__ = ["FAMILY"]
+
+_SHARE = 0.5
+
+
+def _hugging_face(b: Builder) -> Component:
+    config = b.config
+    common_hugging_face_keys(config)
+    routed.router_keys(config)
+    b.naming = hugging_face_naming("model.", "lm_head", GROUPED_PARTS)
+    n = routed.Basics(
+        hidden=config.count("hidden_size", 4096),
+        layers=b.layer_count("num_hidden_layers", 46),
+        context=config.count("max_position_embeddings", 131072),
+        eps=config.number("rms_norm_eps", 1e-5),
+        tied=config.flag("tie_word_embeddings", False),
+    )
+    leave_drafts(b, n.layers)
+    heads = config.count("num_attention_heads", 96)
+    kv_heads = config.count("num_key_value_heads", 8)
+    dim = config.count("head_dim", n.hidden // heads)
+    settings = hugging_face_rope(config, 10000.0, _SHARE)
+    bias = config.flag("attention_bias", False)
+    normed = config.flag("use_qk_norm", False)
+    ffn = config.count("intermediate_size", 10944)
+    act = activation(config, "hidden_act", "silu")
+    dense = config.count("first_k_dense_replace", 1, least=0)
+    experts = Grouped(
+        count=config.count("n_routed_experts", 128),
+        width=config.count("moe_intermediate_size", 1408),
+        top=config.count("num_experts_per_tok", 8),
+        shared=config.count("n_shared_experts", 1, least=0),
+        groups=config.count("n_group", 1),
+        kept=config.count("topk_group", 1),
+        scale=config.number("routed_scaling_factor", 1.0),
+        renormalise=config.flag("norm_topk_prob", True),
+    )
+
+    def attention(i: int) -> Mixer:
+        norms = [
+            b.norm(f"attention.{part}_norm", i, dim, n.eps, 0.0) if normed else None
+            for part in "qk"
+        ]
+        return SoftmaxAttention(
+            heads=heads,
+            kv_heads=kv_heads,
+            key_dim=dim,
+            value_dim=dim,
+            scale=1.0 / math.sqrt(dim),
+            q=b.linear("attention.q", i, heads * dim, n.hidden, bias=bias),
+            k=b.linear("attention.k", i, kv_heads * dim, n.hidden, bias=bias),
+            v=b.linear("attention.v", i, kv_heads * dim, n.hidden, bias=bias),
+            o=b.linear("attention.o", i, n.hidden, heads * dim, bias=False),
+            q_norm=norms[0],
+            k_norm=norms[1],
+            rope=settings.rope(dim),
+        )
+
+    def feed_forward(i: int) -> Mixer:
+        if i < dense:
+            return b.gated_ffn(i, n.hidden, ffn, act, bias=False)
+        return grouped_ffn(b, i, n.hidden, experts, act)
+
+    return routed.decoder(b, n, attention, feed_forward)
+
+
+FAMILY = Family(
+    name="glm4_moe",
+    model_types=("glm4_moe",),
+    architectures=(),
+    hugging_face=_hugging_face,
+)

@@ -1,0 +1,246 @@
+"""Kimi Linear: delta attention with a decay for each channel, latent attention in between.
+
+Layers are numbered from 1 in ``linear_attn_config``. Decays and output gates pass a low rank, as
+wide as a head. Dense feed-forward layers stand under ``mlp``, or under ``block_sparse_moe`` as the
+routed ones do.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from larql.format.graph import Activation, Block, Component, Kda, Layer, Mixer
+from larql.format.source.builder import Builder, Family
+from larql.format.source.config import ConfigReader
+from larql.format.source.keys import activation, common_hugging_face_keys, layer_kinds
+from larql.format.source.names import hugging_face_naming
+
+__all__ = ["FAMILY"]
+
+_DELTA, _FULL = "linear_attention", "full_attention"
+_DENSE, _SPARSE = "dense", "sparse"
+_UNIT_EPS = 1e-6  # of the unit vectors; no key names it
+_PARTS = {
+    "kda.q": "self_attn.q_proj",
+    "kda.k": "self_attn.k_proj",
+    "kda.v": "self_attn.v_proj",
+    "kda.beta": "self_attn.b_proj",
+    "kda.decay_down": "self_attn.f_a_proj",
+    "kda.decay_up": "self_attn.f_b_proj",
+    "kda.gate_down": "self_attn.g_a_proj",
+    "kda.gate_up": "self_attn.g_b_proj",
+    "kda.q_conv": "self_attn.q_conv1d",
+    "kda.k_conv": "self_attn.k_conv1d",
+    "kda.v_conv": "self_attn.v_conv1d",
+    "kda.decay_rate": "self_attn.A_log",
+    "kda.decay_bias": "self_attn.dt_bias",
+    "kda.norm": "self_attn.o_norm",
+    "kda.o": "self_attn.o_proj",
+}
+_FFN_PARTS = {f"ffn.{part}": f"block_sparse_moe.{part}_proj" for part in ("gate", "up", "down")}
+
+
+_LATENT = (
+    "attention_bias",
+    "head_dim",
+    "kv_lora_rank",
+    "mla_use_nope",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "q_lora_rank",
+    "qk_head_dim",
+    "qk_nope_head_dim",
+    "qk_rope_head_dim",
+    "rope_parameters",
+    "rope_scaling",
+    "rope_theta",
+    "v_head_dim",
+)
+_ROUTED = (
+    "moe_intermediate_size",
+    "moe_renormalize",
+    "moe_router_activation_func",
+    "n_group",
+    "n_shared_experts",
+    "norm_topk_prob",
+    "num_expert_group",
+    "num_experts",
+    "num_experts_per_tok",
+    "num_experts_per_token",
+    "num_local_experts",
+    "num_shared_experts",
+    "output_router_logits",
+    "routed_scaling_factor",
+    "topk_group",
+    "topk_method",
+    "use_grouped_topk",
+)
+
+
+@dataclass(frozen=True)
+class _Numbers:
+    hidden: int
+    eps: float
+    activation: Activation
+    ffn: int
+    heads: int
+    head_dim: int
+    taps: int
+
+
+def _hugging_face(b: Builder) -> Component:
+    config = b.config
+    common_hugging_face_keys(config)
+    config.neutral("pretraining_tp", 1)
+    config.neutral("num_nextn_predict_layers", 0)
+    stacked = any(f".{_FFN_PARTS['ffn.gate']}." in name for name in b.tensors)
+    b.naming = hugging_face_naming(
+        "model.", "lm_head", {**_PARTS, **(_FFN_PARTS if stacked else {})}
+    )
+    layers = b.layer_count("num_hidden_layers", 27)
+    linear = config.child("linear_attn_config")
+    kinds, ffns = _kinds(config, linear, layers), _ffn_kinds(config, layers)
+    n = _Numbers(
+        hidden=config.count("hidden_size", 2304),
+        eps=config.number("rms_norm_eps", 1e-5),
+        activation=activation(config, "hidden_act", "silu"),
+        ffn=config.count("intermediate_size", 9216),
+        heads=_either(config, "linear_num_heads", linear, "num_heads", 32),
+        head_dim=_either(config, "linear_head_dim", linear, "head_dim", 128),
+        taps=_either(config, "linear_conv_kernel_dim", linear, "short_conv_kernel_size", 4),
+    )
+    if _FULL in kinds:
+        at = kinds.index(_FULL)
+        raise config.failure(
+            "layer_types", f"gives layer {at} latent attention, which this build does not compile"
+        )
+    config.irrelevant(*_LATENT)
+    if _SPARSE in ffns:
+        at = ffns.index(_SPARSE)
+        raise config.failure(
+            "num_experts", f"gives layer {at} routed experts, which this build does not compile"
+        )
+    config.irrelevant(*_ROUTED)
+    embed = b.embed(n.hidden, scale=1.0)
+    return Component(
+        id=b.component,
+        role="decoder",
+        hidden_size=n.hidden,
+        vocab_size=embed.vocab,
+        context_length=_either(
+            config, "model_max_length", config, "max_position_embeddings", 1048576
+        ),
+        embed=embed,
+        layers=tuple(_layer(b, i, n) for i in range(layers)),
+        head=b.head(
+            embed,
+            b.norm("output", None, n.hidden, n.eps, 0.0),
+            tied=config.flag("tie_word_embeddings", False),
+        ),
+    )
+
+
+def _either(
+    first: ConfigReader, key: str, second: ConfigReader | None, other: str, default: int
+) -> int:
+    """Take a count that may stand in two places."""
+    a = first.optional_count(key)
+    b = None if second is None else second.optional_count(other)
+    if a is not None and b is not None and a != b:
+        raise first.contradiction(key, other, a, b)
+    return default if a is None and b is None else a or b or default
+
+
+def _kinds(config: ConfigReader, linear: ConfigReader | None, layers: int) -> tuple[str, ...]:
+    stated = layer_kinds(config, "layer_types", layers, {_DELTA: _DELTA, _FULL: _FULL})
+    listed = None if linear is None else _listed(linear, layers)
+    if stated is not None and listed is not None and stated != listed:
+        at = next(i for i in range(layers) if stated[i] != listed[i])
+        raise config.contradiction(
+            "layer_types", "linear_attn_config", f"{stated[at]} at {at}", listed[at]
+        )
+    usual = tuple(_FULL if i and i % 4 == 0 else _DELTA for i in range(layers))
+    return stated or listed or usual
+
+
+def _listed(linear: ConfigReader, layers: int) -> tuple[str, ...] | None:
+    """Return the kinds that two lists of layer numbers, beginning with 1, give to the layers."""
+    full = linear.counts("full_attn_layers", least=1)
+    delta = linear.counts("kda_layers", least=1)
+    if full is None or delta is None:
+        return None
+    if sorted((*full, *delta)) != list(range(1, layers + 1)):
+        raise linear.failure(
+            "kda_layers", f"and full_attn_layers do not name each of layers 1 to {layers} once"
+        )
+    return tuple(_FULL if i + 1 in full else _DELTA for i in range(layers))
+
+
+def _ffn_kinds(config: ConfigReader, layers: int) -> tuple[str, ...]:
+    stated = layer_kinds(config, "mlp_layer_types", layers, {_DENSE: _DENSE, _SPARSE: _SPARSE})
+    config.neutral("moe_layer_freq", 1)
+    has_first = config.has("first_k_dense_replace")
+    first = config.count("first_k_dense_replace", 1, least=0)
+    usual = tuple(_DENSE if i < first else _SPARSE for i in range(layers))
+    if stated is not None and has_first and stated != usual:
+        raise config.contradiction("mlp_layer_types", "first_k_dense_replace", stated, first)
+    return stated or usual
+
+
+def _layer(b: Builder, i: int, n: _Numbers) -> Layer:
+    mixer: Mixer = _kda(b, i, n)
+    return Layer(
+        index=i,
+        blocks=(
+            Block(
+                site="attention",
+                norm=b.norm("attention.norm", i, n.hidden, n.eps, 0.0),
+                mixer=mixer,
+            ),
+            Block(
+                site="ffn",
+                norm=b.norm("ffn.norm", i, n.hidden, n.eps, 0.0),
+                mixer=b.gated_ffn(i, n.hidden, n.ffn, n.activation, bias=False),
+            ),
+        ),
+    )
+
+
+def _kda(b: Builder, i: int, n: _Numbers) -> Kda:
+    width = n.heads * n.head_dim
+    q, k, v = (b.linear(f"kda.{part}", i, width, n.hidden, bias=False) for part in "qkv")
+    convolutions = [
+        b.convolution(f"kda.{part}_conv", i, width, n.taps, n.activation) for part in "qkv"
+    ]
+    return Kda(
+        heads=n.heads,
+        key_dim=n.head_dim,
+        value_dim=n.head_dim,
+        scale=1.0 / math.sqrt(n.head_dim),
+        unit_eps=_UNIT_EPS,
+        q=q,
+        k=k,
+        v=v,
+        beta=b.linear("kda.beta", i, n.heads, n.hidden, bias=False),
+        decay_down=b.linear("kda.decay_down", i, n.head_dim, n.hidden, bias=False),
+        decay_up=b.linear("kda.decay_up", i, width, n.head_dim, bias=False),
+        gate_down=b.linear("kda.gate_down", i, n.head_dim, n.hidden, bias=False),
+        gate_up=b.linear("kda.gate_up", i, width, n.head_dim, bias=False),
+        q_conv=convolutions[0],
+        k_conv=convolutions[1],
+        v_conv=convolutions[2],
+        decay_rate=b.vector("kda.decay_rate", i, n.heads, stored=(1, 1, n.heads, 1)),
+        decay_bias=b.vector("kda.decay_bias", i, width, stored=(width,)),
+        norm=b.norm("kda.norm", i, n.head_dim, n.eps, 0.0),
+        gate_activation="sigmoid",
+        o=b.linear("kda.o", i, n.hidden, width, bias=False),
+    )
+
+
+FAMILY = Family(
+    name="kimi_linear",
+    model_types=("kimi_linear",),
+    architectures=(),
+    hugging_face=_hugging_face,
+)
