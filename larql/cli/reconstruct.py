@@ -16,9 +16,7 @@ __all__ = ["command"]
 
 Out = Annotated[
     Path,
-    typer.Option(
-        "--output", "-o", metavar="DIR", help="Checkpoint to create.", show_default=False
-    ),
+    typer.Option("--output", "-o", metavar="DIR", help="Checkpoint to create.", show_default=False),
 ]
 
 

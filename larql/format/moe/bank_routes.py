@@ -219,9 +219,7 @@ def _report(name: str, found: Mapping[str, Traversal], partial: bool) -> BankRep
         )
         return BankReport(name, choice, tuple(dict.fromkeys(regions)), (), omitted)
     diagnoses = tuple(
-        diagnosis
-        for _, traversal in choice.failed
-        for diagnosis in _diagnoses(traversal)
+        diagnosis for _, traversal in choice.failed for diagnosis in _diagnoses(traversal)
     )
     return BankReport(name, choice, (), tuple(dict.fromkeys(diagnoses)))
 

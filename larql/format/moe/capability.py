@@ -22,10 +22,10 @@ from larql.format.graph import Component
 from larql.format.index import Representation, load_json
 from larql.format.moe.authority import achievable, fold
 from larql.format.moe.decode_routes import decode
+from larql.format.moe.defects import manifest_defects
 from larql.format.moe.examine import Examiner
 from larql.format.moe.findings import Cause, Diagnosis, Operation, diagnose
 from larql.format.moe.manifest import Manifest
-from larql.format.moe.defects import manifest_defects
 from larql.format.moe.manifest_json import manifest_from_json
 from larql.format.moe.profiles import Selection, document_selection, select
 from larql.format.moe.states import Executable
@@ -135,9 +135,7 @@ def _manifest(container: Container) -> tuple[Manifest | None, list[Diagnosis]]:
     return (None if defects else manifest), defects
 
 
-def _contract(
-    where: str, detail: str, kind: RefusalKind, *, defect: bool = True
-) -> Diagnosis:
+def _contract(where: str, detail: str, kind: RefusalKind, *, defect: bool = True) -> Diagnosis:
     advice = "extract the checkpoint again" if defect else "take the container of the whole model"
     return Diagnosis(Cause.MISSING_CONTRACT, where, "", detail, kind, advice, defect)
 
@@ -213,9 +211,5 @@ def _refused(error: LarqlError, container: Container, active: Selection) -> Diag
             Cause.MISSING_INPUT, where, "", detail, error.kind, "", defect=not declared
         )
     if isinstance(error, BindingDefect | ContainerError):
-        return Diagnosis(
-            Cause.MISSING_CONTRACT, where, "", detail, RefusalKind.BINDING_DEFECT, ""
-        )
-    return Diagnosis(
-        Cause.NO_ROUTE, where, "", detail, RefusalKind.UNSUPPORTED, "", defect=False
-    )
+        return Diagnosis(Cause.MISSING_CONTRACT, where, "", detail, RefusalKind.BINDING_DEFECT, "")
+    return Diagnosis(Cause.NO_ROUTE, where, "", detail, RefusalKind.UNSUPPORTED, "", defect=False)

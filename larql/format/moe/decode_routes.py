@@ -122,7 +122,10 @@ def _banks(
         yield graph_bank(examiner, name, contracts, files, contracts[0].shape[0])
     if component is None and manifest is not None:
         for moe_layer in manifest.layers:
-            for kind, bank in (("routed", moe_layer.routed_bank), ("shared", moe_layer.shared_bank)):
+            for kind, bank in (
+                ("routed", moe_layer.routed_bank),
+                ("shared", moe_layer.shared_bank),
+            ):
                 if bank is not None:
                     storage = storage_of(manifest, bank.storage)
                     name = f"layer {moe_layer.layer} {kind} bank"
@@ -136,9 +139,9 @@ def storage_of(manifest: Manifest, key: str) -> Storage:
 
 def bank_files(manifest: Manifest | None, layer: int) -> tuple[str, ...]:
     """Return the files of a layer's routed bank, empty where no manifest says."""
-    found: list[MoeLayer] = [] if manifest is None else [
-        item for item in manifest.layers if item.layer == layer
-    ]
+    found: list[MoeLayer] = (
+        [] if manifest is None else [item for item in manifest.layers if item.layer == layer]
+    )
     if manifest is None or not found:
         return ()
     return storage_of(manifest, found[0].routed_bank.storage).files

@@ -255,8 +255,10 @@ class Examiner:
             partial = problem is None and segment.index is not None
             remote = partial or any(
                 s.covers(operand)
-                and (s.entries is None or (s.entries[0] <= segment.first
-                                           and segment.end <= s.entries[1]))
+                and (
+                    s.entries is None
+                    or (s.entries[0] <= segment.first and segment.end <= s.entries[1])
+                )
                 for s in self.selection.remote
             )
             return Absent(Why.NOWHERE, detail, remote)
@@ -333,9 +335,7 @@ def _unreadable(error: LarqlError) -> State:
     return Damaged(str(error))
 
 
-def _registry(
-    here: Sequence[BankSegment], population: int, several: bool
-) -> tuple[Segment, ...]:
+def _registry(here: Sequence[BankSegment], population: int, several: bool) -> tuple[Segment, ...]:
     """Return all segments of a bank: those that are here, and what lies between them.
 
     Writers cut a bank into segments of one width, so what is missing is cut as the widest that is

@@ -161,6 +161,4 @@ def diagnose(where: str, state: State) -> Diagnosis:
             cause = Cause.UNUSABLE_REGION
         case Executable():
             raise ValueError(f"{where} is {state_name(state)}")
-    return Diagnosis(
-        cause, where, state_name(state), detail, kind, repair(state), is_defect(state)
-    )
+    return Diagnosis(cause, where, state_name(state), detail, kind, repair(state), is_defect(state))

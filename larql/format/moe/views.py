@@ -129,7 +129,9 @@ def apply(view: View, values: npt.NDArray[np.generic]) -> npt.NDArray[np.generic
         case RowSlice(selection):
             if selection.runs == 1:
                 return values[selection.first : selection.end]
-            taken = [row for first, count in selection.spans() for row in range(first, first + count)]
+            taken = [
+                row for first, count in selection.spans() for row in range(first, first + count)
+            ]
             return values[taken]
         case ColumnSlice(first, count):
             return values[:, first : first + count]

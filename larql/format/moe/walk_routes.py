@@ -162,9 +162,7 @@ def _add(
         diagnoses.append(diagnose(contract.name, state))
 
 
-def _manifest_targets(
-    examiner: Examiner, manifest: Manifest, partial: bool
-) -> Iterator[_Target]:
+def _manifest_targets(examiner: Examiner, manifest: Manifest, partial: bool) -> Iterator[_Target]:
     hidden = examiner.container.index.hidden_size
     for layer in manifest.layers:
         banks = (("routed", layer.routed_bank), ("shared", layer.shared_bank))

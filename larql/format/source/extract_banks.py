@@ -64,9 +64,7 @@ def _source(binding: BankBinding, sha256: str) -> SourceBinding:
         shape = None if values.shape == binding.shape[1:] else values.shape
         return SourceBinding(binding.source, encoding, sha256, None, shape, first.form, scales)
     shape = None if values.shape == binding.shape else values.shape
-    return SourceBinding(
-        values.name, encoding, sha256, _rows(binding), shape, first.form, scales
-    )
+    return SourceBinding(values.name, encoding, sha256, _rows(binding), shape, first.form, scales)
 
 
 def _rows(binding: BankBinding) -> RowSelection | None:

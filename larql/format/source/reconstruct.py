@@ -149,8 +149,9 @@ def _record(container: Container, plan: Plan, done: Reconstruction) -> dict[str,
         "tensors": {
             target.name: {
                 "recipe": target.recipe,
-                "fidelity": fold([(p.representation.operand, p.representation.fidelity)
-                                  for p in target.parts]).level,
+                "fidelity": fold(
+                    [(p.representation.operand, p.representation.fidelity) for p in target.parts]
+                ).level,
                 "operands": [part.representation.operand for part in target.parts],
             }
             for target in plan.targets
