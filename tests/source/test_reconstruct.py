@@ -1,4 +1,4 @@
-"""Writing checkpoints back: the same tensors, by every recipe, and nothing where something lacks."""
+"""Writing checkpoints back: the same tensors by every recipe, and nothing where some lacks."""
 
 from __future__ import annotations
 
@@ -180,7 +180,7 @@ def test_values_and_scales_part_and_turned_axes_turn_back(tmp_path: Path, packed
     made = assert_fixed(gpt_oss(tmp_path / "m", packed=packed), tmp_path)
     assert made.authority.level == "source-equivalent"
     assert all("experts" in region for region in made.authority.regions)
-    assert made.recipes["recombine" if packed else "join"] == (4 if packed else 4)
+    assert made.recipes["recombine" if packed else "join"] == 4
 
 
 def test_unpacking_undoes_repacking() -> None:

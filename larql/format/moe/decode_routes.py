@@ -150,7 +150,7 @@ def bank_files(manifest: Manifest | None, layer: int) -> tuple[str, ...]:
 def contradictions(
     selection: Selection, contracts: Sequence[OperandContract]
 ) -> Iterator[Diagnosis]:
-    """Yield the operands for which a profile selects two representations: they have no authority."""
+    """Yield the operands for which a profile selects two representations at once."""
     for name in dict.fromkeys(contract.name for contract in contracts):
         if name in selection.contradictions:
             ids = ", ".join(selection.contradictions[name])

@@ -246,6 +246,7 @@ class Examiner:
         return Held(registry, owners, problems, bank)
 
     def not_held(self, held: Held, segment: Segment, operand: str) -> State:
+        """Return the state of an operand in a segment that no file here holds."""
         problem = held.problem(segment)
         if isinstance(problem, Absent) or problem is None:
             detail = f"no file of its bank holds {segment.text}"

@@ -3,8 +3,8 @@
 ``variants``: name to ``representations``, operand to the id of a representation. ``profiles``: name
 to ``inherits`` (a profile or null), ``variants`` (names), ``omits`` and ``remote`` (selectors). A
 selector is a component, an object, an operand, or an operand and a range of entries:
-``target.layer.003/experts.down[4:8]``. The profile ``default``, where there is one, is active unless
-another is asked for.
+``target.layer.003/experts.down[4:8]``. The profile ``default``, where there is one, is active
+unless another is asked for.
 """
 
 from __future__ import annotations

@@ -76,7 +76,8 @@ class OperandBytes:
     def check(self, value: Representation) -> None:
         """Refuse an operand whose bytes, all of them read, are not those of the checkpoint.
 
-        The next reading is hashed for itself. What was encoded anew on the way into the container cannot be held against them.
+        The next reading is hashed for itself. What was encoded anew on the way into the container
+        cannot be held against them.
 
         Raises
         ------

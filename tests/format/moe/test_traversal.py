@@ -1,4 +1,4 @@
-"""Traversal against its four sentences written out, and the cases that pairwise thinking gets wrong."""
+"""Traversal against its four sentences, and the cases that pairwise thinking gets wrong."""
 
 from __future__ import annotations
 
