@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
 from larql.errors import ContainerError
 from larql.format.index import Representation
 from larql.format.lyrw.codes import format_code, packing_of
 from larql.format.lyrw.tables import Bank, RegionSchema
 from larql.format.lyrw.v2 import BankFile
 
-__all__ = ["BANK_SCHEMA", "find_schema", "region_name", "region_schema"]
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
+__all__ = ["BANK_SCHEMA", "EntryRegions", "entry_regions", "find_schema", "region_name"]
 
 BANK_SCHEMA = "lyrw"
 """``schema`` of a segment that holds expert banks."""
@@ -43,14 +51,43 @@ def find_schema(file: BankFile, value: Representation) -> tuple[Bank, RegionSche
     return bank, found[0]
 
 
-def region_schema(file: BankFile, value: Representation) -> tuple[int, RegionSchema]:
-    """Return bank id and schema of a representation's regions, all of which the file holds.
+@dataclass(frozen=True)
+class EntryRegions:
+    """Where the regions of an operand's entries are.
+
+    Attributes
+    ----------
+    bank_id : int
+    schema : RegionSchema
+    files : tuple of BankFile
+        For each entry the file that holds it.
+    """
+
+    bank_id: int
+    schema: RegionSchema
+    files: tuple[BankFile, ...]
+
+    def stored(self, entry: int) -> npt.NDArray[np.uint8]:
+        """Return one entry's region as stored, a read-only mapped view ``uint8 [nbytes]``."""
+        return self.files[entry].stored_bytes(self.bank_id, entry, self.schema)
+
+
+def entry_regions(files: Sequence[BankFile], value: Representation) -> EntryRegions:
+    """Return where a representation's regions are, of which the files hold all.
+
+    Parameters
+    ----------
+    files : sequence of BankFile
+        The file that the representation names first; the others hold the rest of its bank.
+    value : Representation
 
     Raises
     ------
     ContainerError
-        If it names no schema of the file, or entries, shape or encoding are not as the index says.
+        If it names no schema of a file, entries, shape or encoding are not as the index says, or
+        not every entry is in just one of the files.
     """
+    file = files[0]
     where = f"{file.path}: operand {value.operand}"
     bank, schema = find_schema(file, value)
     rows = value.shape[1] if len(value.shape) == 3 else 1
@@ -64,9 +101,20 @@ def region_schema(file: BankFile, value: Representation) -> tuple[int, RegionSch
             f"{where}: {bank.num_entries} entries of {schema.describe()}, expected "
             f"{list(value.shape)} in {value.encoding.name}"
         )
-    held = sum(s.entry_count for s in file.tables.segments if s.bank_id == bank.bank_id)
-    if held != bank.num_entries:
+    owners: dict[int, BankFile] = {}
+    held = 0
+    for other in files:
+        if find_schema(other, value) != (bank, schema):
+            raise ContainerError(f"{other.path}: has other banks than {file.path}")
+        for segment in other.tables.segments:
+            if segment.bank_id == bank.bank_id:
+                held += segment.entry_count
+                owners.update(dict.fromkeys(range(segment.first_entry, segment.end), other))
+    if not held == len(owners) == bank.num_entries:
         raise ContainerError(
-            f"{where}: the file holds {held} of {bank.num_entries} entries, expected all"
+            f"{where}: the bank's files hold {held} of {bank.num_entries} entries, expected each "
+            f"once"
         )
-    return bank.bank_id, schema
+    return EntryRegions(
+        bank.bank_id, schema, tuple(owners[entry] for entry in range(bank.num_entries))
+    )

@@ -11,7 +11,7 @@ what ``verify`` answers.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from larql.errors import BindingDefect, ContainerError, LarqlError, RefusalKind, ResidencyRefusal
@@ -88,7 +88,7 @@ def capability_of(
         operations.append(walk(examiner, component, manifest, broken, partial=partial))
         producers = _producers(container, component)
         operations.append(decode(examiner, component, manifest, broken, producers))
-    operations.append(_reconstruct(container, selection))
+    operations.append(_reconstruct(container, selection, () if components else broken))
     return Capability(selection.profile, selection.chain, tuple(operations))
 
 
@@ -154,14 +154,15 @@ def _check_selectors(
             )
 
 
-def _reconstruct(container: Container, active: Selection) -> Operation:
+def _reconstruct(container: Container, active: Selection, broken: Sequence[Diagnosis]) -> Operation:
     from larql.format.source.recipes import plan_reconstruction
 
     examiner = Examiner(container, document_selection(container.index))
     baselines = container.index.by_operand()
-    diagnoses = list(_unusable(examiner, baselines.values(), active))
+    diagnoses = [*broken, *_unusable(examiner, baselines.values(), active)]
     try:
-        plan_reconstruction(container)
+        if not broken:
+            plan_reconstruction(container)
     except LarqlError as error:
         diagnoses.insert(0, _refused(error, container, active))
     regions = [(value.operand, value.fidelity) for value in baselines.values()]

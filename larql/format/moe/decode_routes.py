@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from larql.errors import RefusalKind
 from larql.format.closure import operand_contracts
 from larql.format.graph import Component, RoutedFfn
+from larql.format.index import Representation
 from larql.format.moe.authority import Achievable, achievable, fold, level_of
 from larql.format.moe.bank_routes import (
     BankReport,
@@ -53,24 +54,35 @@ def decode(
     dense = _dense(contracts, banks, manifest, examiner.container.index.hidden_size)
     regions: list[Region] = []
     groups: list[Choices] = []
-    options: list[list[str]] = []
     diagnoses = [*broken, *contradictions(examiner.selection, contracts)]
     for contract in dense:
         state = examiner.operand(contract)
-        found, fidelities = representation_choices(examiner, contract)
         if isinstance(state, Executable):
             regions.append((contract.name, state.fidelity))
-            options.append(fidelities or [state.fidelity])
         else:
             diagnoses.append(diagnose(contract.name, state))
-        if found is not None:
-            groups.append(found)
-    for report in _banks(examiner, component, banks, manifest):
+    reports = list(_banks(examiner, component, banks, manifest))
+    for report in reports:
         diagnoses += report.diagnoses
         regions += report.regions
-        options += [[fidelity] for _, fidelity in report.regions]
+    fidelities: dict[str, list[str]] = {}
+    for name, fidelity in regions:
+        fidelities.setdefault(name, [fidelity])
+    stored = _by_operand(examiner)
+    for contract in (*dense, *(c for _, inside in banks for c in inside)):
+        found, levels = representation_choices(examiner, contract, stored)
+        if found is not None:
+            groups.append(found)
+            fidelities[contract.name] = levels or fidelities.get(contract.name, [])
+    for report in reports:
         if report.choice.kind == "choice" or (report.choice.usable and report.choice.failed):
             groups.append(_layouts(report))
+            for name, _ in report.regions:
+                del fidelities[name]
+            fidelities[report.name] = [
+                fold((role, state.fidelity) for role, state in traversal.regions).level
+                for _, traversal in report.choice.usable
+            ]
     diagnoses = list(dict.fromkeys(diagnoses))
     authority = None if diagnoses else fold(regions)
     return Operation(
@@ -78,7 +90,9 @@ def decode(
         component=None if component is None else component.id,
         scope="profile",
         authority=authority,
-        achievable=None if authority is None else _range(options),
+        achievable=None
+        if authority is None
+        else _range([levels for levels in fidelities.values() if levels]),
         groups=tuple(groups),
         diagnoses=tuple(diagnoses),
     )
@@ -164,19 +178,24 @@ def contradictions(
             )
 
 
+def _by_operand(examiner: Examiner) -> Mapping[str, Sequence[Representation]]:
+    found: dict[str, list[Representation]] = {}
+    for value in examiner.container.index.representations.values():
+        found.setdefault(value.operand, []).append(value)
+    return found
+
+
 def representation_choices(
-    examiner: Examiner, contract: OperandContract
+    examiner: Examiner,
+    contract: OperandContract,
+    stored: Mapping[str, Sequence[Representation]],
 ) -> tuple[Choices | None, list[str]]:
     """Return the choice among an operand's representations, and the fidelities of the usable ones.
 
     None where there is one representation, or a profile has chosen.
     """
     name, selection = contract.name, examiner.selection
-    values = [
-        value
-        for value in examiner.container.index.representations.values()
-        if value.operand == name
-    ]
+    values = stored.get(name, ())
     if len(values) < 2 or name in selection.chosen or selection.omitted(name):
         return None, []
     usable: list[str] = []

@@ -11,7 +11,6 @@ from math import prod
 from typing import Any, Literal
 
 from larql.errors import ContainerError, EncodingError
-from larql.format.banks import region_schema
 from larql.format.container import Container
 from larql.format.encoding import ENCODINGS
 from larql.format.index import Representation
@@ -96,10 +95,9 @@ class OperandBytes:
         """Yield stored bytes: of banks an entry at a time, else some whole rows at a time."""
         container = self._container
         if container.index.holds_banks(value.segment):
-            file = container.bank_file(value.segment)
-            bank, schema = region_schema(file, value)
+            regions = container.entries(value)
             for number in range(value.shape[0]) if entry is None else (entry,):
-                yield file.stored_bytes(bank, number, schema).tobytes()
+                yield regions.stored(number).tobytes()
             return
         segment = container.segment(value.segment)
         segment.check(value.tensor, value.encoding, value.shape)

@@ -8,14 +8,17 @@ from typing import Any
 
 import pytest
 
-from larql.errors import ContainerError
+from larql.errors import BindingDefect, ContainerError
 from larql.format.container import Container
 from larql.format.lyrw.tables import BankSegment, Tables
 from larql.format.lyrw.v2 import BankFile
 from larql.format.lyrw.v2_writer import write_banks
 from larql.format.moe.capability import Capability, capability_of
 from larql.format.moe.findings import Cause, Operation
+from larql.format.progress import SilentProgress
 from larql.format.segment import hash_file
+from larql.format.source.reconstruct import reconstruct
+from larql.runtime.operands import OperandStore, StoredBank
 from tests.builders.containers import (
     copy_container,
     edit_graph,
@@ -335,12 +338,30 @@ def shard(directory: Path, parts: int = 2) -> list[str]:
     return names
 
 
+def _entries(store: OperandStore, name: str, shape: tuple[int, ...]) -> tuple[Any, ...]:
+    found = store.fetch(name, shape)
+    assert isinstance(found, StoredBank)
+    return found.entries
+
+
 def test_shards_are_judged_together_and_by_segment(mixture: Path, tmp_path: Path) -> None:
     directory = copy_container(mixture, tmp_path / "c")
     names = shard(directory)
     found = ask(directory)
     assert of(found, "walk").admitted and of(found, "local_decode").admitted
+    made = reconstruct(
+        Container(directory), tmp_path / "back", force=False, progress=SilentProgress()
+    )
+    assert (made.authority.level, made.recipes["split"]) == ("source-exact", 3 * 4 * 2)
+    whole, parts = (OperandStore(Container(path)) for path in (mixture, directory))
+    for role in ("gate", "up", "down"):
+        name = f"{LAYER}/experts.{role}"
+        shape = whole.container.operands[name].shape
+        pairs = zip(_entries(whole, name, shape), _entries(parts, name, shape), strict=True)
+        assert all(a.tobytes() == b.tobytes() for a, b in pairs)
     (directory / names[1]).unlink()
+    with pytest.raises(BindingDefect, match=r"seg01"):
+        OperandStore(Container(directory)).fetch(name, shape)
     found = ask(directory)
     decode = of(found, "local_decode")
     assert [d.where for d in decode.diagnoses] == [
