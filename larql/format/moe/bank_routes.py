@@ -9,8 +9,9 @@ from larql.errors import RefusalKind
 from larql.format.graph import ExpertBank
 from larql.format.lyrw.codes import Role, role_text
 from larql.format.moe import manifest as m
-from larql.format.moe.examine import Examiner, cut
+from larql.format.moe.examine import Examiner
 from larql.format.moe.findings import Cause, Diagnosis, diagnose
+from larql.format.moe.held import cut
 from larql.format.moe.programmes import PROGRAMMES
 from larql.format.moe.states import Absent, State, Why
 from larql.format.moe.traversal import Choice, Segment, Tier, Traversal, choose, fold_runs, traverse

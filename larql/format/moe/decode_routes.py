@@ -78,7 +78,7 @@ def decode(
         if report.choice.kind == "choice" or (report.choice.usable and report.choice.failed):
             groups.append(_layouts(report))
             for name, _ in report.regions:
-                del fidelities[name]
+                fidelities.pop(name, None)
             fidelities[report.name] = [
                 fold((role, state.fidelity) for role, state in traversal.regions).level
                 for _, traversal in report.choice.usable

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Sequence
 
 from larql.errors import ContainerError, LarqlError, UnsupportedRefusal
 from larql.format.banks import find_schema
@@ -19,6 +17,7 @@ from larql.format.lyrw.codes import (
 )
 from larql.format.lyrw.tables import Bank, BankSegment, RegionSchema
 from larql.format.lyrw.v2 import BankFile
+from larql.format.moe.held import Held, cut, registry_of
 from larql.format.moe.profiles import Selection
 from larql.format.moe.states import Absent, Damaged, Executable, Mismatch, State, Unsupported, Why
 from larql.format.moe.traversal import Segment
@@ -26,42 +25,7 @@ from larql.format.moe.views import DIRECT, ColumnSlice, View
 from larql.format.operations.contract import OperandContract
 from larql.format.untrusted import exists
 
-__all__ = ["Examiner", "Held", "cut"]
-
-
-@dataclass(frozen=True)
-class Held:
-    """The files of one bank, as far as they are here.
-
-    Attributes
-    ----------
-    registry : tuple of Segment
-        All segments that the population is cut into, present or not.
-    files : mapping
-        Segment to the file that holds it.
-    problems : mapping
-        Place of a file among the bank's files to why it is not used.
-    bank : Bank or None
-        As the files describe it; None where none can be read.
-    """
-
-    registry: tuple[Segment, ...]
-    files: Mapping[Segment, BankFile]
-    problems: Mapping[int, State]
-    bank: Bank | None
-
-    def owner(self, segment: Segment) -> BankFile | None:
-        """Return the file that holds a segment, or a part of one."""
-        for other, file in self.files.items():
-            if other.first <= segment.first and segment.end <= other.end:
-                return file
-        return None
-
-    def problem(self, segment: Segment) -> State | None:
-        """Return why a segment is not held: what is wrong with its file, else with any."""
-        if segment.index in self.problems:
-            return self.problems[segment.index]
-        return next(iter(self.problems.values()), None)
+__all__ = ["Examiner"]
 
 
 class Examiner:
@@ -238,7 +202,7 @@ class Examiner:
             bank = found
             several = several or file.tables.one_of_several
             here += [(s, file) for s in file.tables.segments if s.bank_id == bank_id]
-        registry = _registry([segment for segment, _ in here], population, several)
+        registry = registry_of([segment for segment, _ in here], population, several)
         owners = {
             Segment(s.first_entry, s.end, s.segment_index if several else None): file
             for s, file in here
@@ -320,45 +284,7 @@ class Examiner:
         return None
 
 
-def cut(registry: Iterable[Segment], bounds: Collection[int]) -> list[Segment]:
-    """Cut segments at every bound that lies inside of one."""
-    parts = []
-    for segment in registry:
-        inside = sorted(b for b in bounds if segment.first < b < segment.end)
-        edges = [segment.first, *inside, segment.end]
-        parts += [Segment(a, b, segment.index) for a, b in itertools.pairwise(edges)]
-    return parts
-
-
 def _unreadable(error: LarqlError) -> State:
     if isinstance(error, UnsupportedRefusal):
         return Unsupported(str(error))
     return Damaged(str(error))
-
-
-def _registry(here: Sequence[BankSegment], population: int, several: bool) -> tuple[Segment, ...]:
-    """Return all segments of a bank: those that are here, and what lies between them.
-
-    Writers cut a bank into segments of one width, so what is missing is cut as the widest that is
-    here; of a bank of which nothing is here no cut is known.
-    """
-    if not here:
-        return (Segment(0, population),) if population else ()
-    width = max(segment.entry_count for segment in here)
-    found: list[Segment] = []
-    reached = 0
-
-    def gap(until: int) -> None:
-        first = reached
-        while first < until:
-            end = min(until, (first // width + 1) * width)
-            found.append(Segment(first, end, first // width if several else None))
-            first = end
-
-    for segment in sorted(here, key=lambda s: s.first_entry):
-        gap(min(segment.first_entry, population))
-        index = segment.segment_index if several else None
-        found.append(Segment(segment.first_entry, segment.end, index))
-        reached = segment.end
-    gap(population)
-    return tuple(found)
