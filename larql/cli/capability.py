@@ -8,7 +8,7 @@ import typer
 
 from larql.cli import render
 from larql.cli.models import open_model
-from larql.cli.options import Model
+from larql.cli.options import Model, half_open_range
 from larql.cli.output import output_of
 from larql.errors import CheckFailed
 from larql.format.container import Container
@@ -35,11 +35,22 @@ PartialOption = Annotated[
     ),
 ]
 
+LayersOption = Annotated[
+    str | None,
+    typer.Option(
+        "--layers",
+        metavar="A:B",
+        help="Layers whose banks a walk is asked to cover, B not included.",
+        show_default="all",
+    ),
+]
+
 
 def command(
     ctx: typer.Context,
     model: Model,
     profile: ProfileOption = None,
+    layers: LayersOption = None,
     partial: PartialOption = False,
 ) -> None:
     """Say what a container can do, how faithfully, and what it lacks.
@@ -58,7 +69,12 @@ def command(
     """
     output = output_of(ctx)
     container = open_model(model, output)
-    found = capability_of(container, profile, partial=partial)
+    found = capability_of(
+        container,
+        profile,
+        partial=partial,
+        layers=None if layers is None else half_open_range(layers, "--layers"),
+    )
     if output.json:
         render.document(output, _document(container, found))
     else:
@@ -138,6 +154,7 @@ def _document(container: Container, found: Capability) -> dict[str, object]:
                 "diagnoses": list(operation.diagnoses),
                 "banks": list(operation.asked),
                 "covered": list(operation.covered),
+                "outside": [{"bank": bank, "state": state} for bank, state in operation.outside],
                 "notes": list(operation.notes),
             }
             for operation in found.operations

@@ -59,7 +59,11 @@ class Capability:
 
 
 def capability_of(
-    container: Container, profile: str | None = None, *, partial: bool = False
+    container: Container,
+    profile: str | None = None,
+    *,
+    partial: bool = False,
+    layers: tuple[int, int] | None = None,
 ) -> Capability:
     """Ask what a container can do.
 
@@ -70,10 +74,14 @@ def capability_of(
         None: the profile ``default``, or the document where it has none of that name.
     partial : bool
         Whether a walk that covers only some of the banks is asked for.
+    layers : (int, int) or None
+        Half-open range of the layers whose banks a walk is asked to cover; None: all.
 
     Raises
     ------
-    UsageError, ContainerError
+    UsageError
+        If there is no such profile, or no layer of the range has a bank.
+    ContainerError
         As :func:`~larql.format.moe.profiles.select`, or if a profile speaks of something that is
         neither in the graph nor in the index.
     """
@@ -85,7 +93,9 @@ def capability_of(
     _check_selectors(container, components, selection)
     operations: list[Operation] = []
     for component in components or (None,):
-        operations.append(walk(examiner, component, manifest, broken, partial=partial))
+        operations.append(
+            walk(examiner, component, manifest, broken, partial=partial, layers=layers)
+        )
         producers = _producers(container, component)
         operations.append(decode(examiner, component, manifest, broken, producers))
     operations.append(_reconstruct(container, selection, () if components else broken))

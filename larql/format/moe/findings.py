@@ -110,6 +110,8 @@ class Operation:
         Empty if and only if the operation has a route as it was asked for.
     asked, covered : tuple of str
         Banks asked for, and those that a result covers; beside authority, which they never lower.
+    outside : tuple of (str, str)
+        Banks that were not asked for, and their state.
     notes : tuple of str
         What degrades a result without changing it.
     """
@@ -123,6 +125,7 @@ class Operation:
     diagnoses: tuple[Diagnosis, ...] = ()
     asked: tuple[str, ...] = ()
     covered: tuple[str, ...] = ()
+    outside: tuple[tuple[str, str], ...] = ()
     notes: tuple[str, ...] = field(default=())
 
     @property

@@ -44,7 +44,7 @@ class Held:
 
     def problem(self, segment: Segment) -> State | None:
         """Return why a segment is not held: what is wrong with its file, else with any."""
-        if segment.index in self.problems:
+        if segment.index is not None and segment.index in self.problems:
             return self.problems[segment.index]
         return next(iter(self.problems.values()), None)
 

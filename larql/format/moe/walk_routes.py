@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from larql.errors import UsageError
 from larql.format.graph import Component, DenseFfn, RoutedFfn
 from larql.format.moe.authority import PARTIAL, WHOLE, achievable, fold
 from larql.format.moe.bank_routes import (
@@ -18,7 +20,7 @@ from larql.format.moe.decode_routes import bank_files, contradictions, storage_o
 from larql.format.moe.examine import Examiner
 from larql.format.moe.findings import Diagnosis, Operation, diagnose
 from larql.format.moe.manifest import Manifest
-from larql.format.moe.states import Executable
+from larql.format.moe.states import Absent, Executable, Why, state_name
 from larql.format.moe.traversal import Tier
 from larql.format.operations.contract import OperandContract
 from larql.format.operations.linear import Linear
@@ -26,6 +28,7 @@ from larql.format.operations.linear import Linear
 __all__ = ["walk"]
 
 Region = tuple[str, str]
+_OUTSIDE = Absent(Why.OUTSIDE, "its layer was not asked for")
 
 
 @dataclass(frozen=True)
@@ -33,6 +36,7 @@ class _Target:
     """One bank that is searched: its regions if it can be, else why not."""
 
     name: str
+    layer: int
     regions: tuple[Region, ...]
     diagnoses: tuple[Diagnosis, ...]
     partial: bool = False
@@ -46,6 +50,7 @@ def walk(
     broken: Sequence[Diagnosis],
     *,
     partial: bool = False,
+    layers: tuple[int, int] | None = None,
 ) -> Operation:
     """Return whether all banks of a component can be searched.
 
@@ -62,13 +67,28 @@ def walk(
     broken : sequence of Diagnosis
         What is wrong with graph and manifest.
     partial : bool
+    layers : (int, int) or None
+        Half-open range of the layers whose banks are asked for; None: all.
+
+    Raises
+    ------
+    UsageError
+        If no layer of that range has a bank.
     """
     if component is not None:
-        targets = list(_targets(examiner, component, manifest, partial))
+        every = list(_targets(examiner, component, manifest, partial))
     elif manifest is not None:
-        targets = list(_manifest_targets(examiner, manifest, partial))
+        every = list(_manifest_targets(examiner, manifest, partial))
     else:
-        targets = []
+        every = []
+    first, end = layers or (0, sys.maxsize)
+    targets = [target for target in every if first <= target.layer < end]
+    if every and not targets:
+        raise UsageError(
+            f"{examiner.container.path}: layers {first}:{end} have no bank; those with banks are "
+            f"{min(t.layer for t in every)} to {max(t.layer for t in every)}"
+        )
+    outside = [(t.name, state_name(_OUTSIDE)) for t in every if t not in targets]
     covered = [target for target in targets if not target.diagnoses]
     diagnoses = [d for target in targets for d in target.diagnoses]
     if not targets:
@@ -92,6 +112,7 @@ def walk(
         diagnoses=tuple(dict.fromkeys(diagnoses)),
         asked=tuple(target.name for target in targets),
         covered=tuple(target.name for target in covered),
+        outside=tuple(outside),
         notes=tuple(_notes(examiner)),
     )
 
@@ -124,14 +145,15 @@ def _targets(
                     examiner, f"{at}/experts", contracts, files, mixer.bank.experts, partial=partial
                 )
                 conflicts = tuple(contradictions(examiner.selection, contracts))
-                yield _of_bank(report, conflicts)
+                yield _of_bank(report, layer.index, conflicts)
                 if mixer.shared is not None:
                     yield _dense(examiner, f"{at}/shared", mixer.shared.ffn, layer.index)
 
 
-def _of_bank(report: BankReport, more: Sequence[Diagnosis] = ()) -> _Target:
+def _of_bank(report: BankReport, layer: int, more: Sequence[Diagnosis] = ()) -> _Target:
     return _Target(
         report.name,
+        layer,
         report.regions,
         (*more, *report.diagnoses),
         report.tier is Tier.PARTIAL,
@@ -146,7 +168,7 @@ def _dense(examiner: Examiner, name: str, ffn: DenseFfn, layer: int) -> _Target:
     diagnoses = list(contradictions(examiner.selection, contracts))
     for contract in contracts:
         _add(examiner, contract, regions, diagnoses)
-    return _Target(name, tuple(regions), tuple(diagnoses))
+    return _Target(name, layer, tuple(regions), tuple(diagnoses))
 
 
 def _add(
@@ -183,9 +205,10 @@ def _manifest_targets(examiner: Examiner, manifest: Manifest, partial: bool) -> 
                 for contract in manifest_contracts(layer, hidden):
                     if contract.name == layer.transforms.routed_input:
                         _add(examiner, contract, regions, diagnoses)
-            found = _of_bank(report, diagnoses)
+            found = _of_bank(report, layer.layer, diagnoses)
             yield _Target(
                 found.name,
+                found.layer,
                 (*regions, *found.regions),
                 found.diagnoses,
                 found.partial,

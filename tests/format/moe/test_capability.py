@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from larql.errors import BindingDefect, ContainerError
+from larql.errors import BindingDefect, ContainerError, UsageError
 from larql.format.container import Container
 from larql.format.lyrw.tables import BankSegment, Tables
 from larql.format.lyrw.v2 import BankFile
@@ -297,6 +297,18 @@ def test_a_walk_is_all_or_nothing_unless_a_part_is_asked_for(mixture: Path, tmp_
     assert f"{LAYER}/experts" in walk.asked
     assert f"{LAYER}/experts" not in walk.covered
     assert walk.diagnoses
+
+
+def test_banks_that_are_not_asked_for_are_outside(mixture: Path, tmp_path: Path) -> None:
+    directory = copy_container(mixture, tmp_path / "c")
+    (directory / BANK).unlink()
+    walk = of(capability_of(Container(directory), layers=(0, 1)), "walk")
+    assert walk.admitted and walk.asked == ("target.layer.000/experts",)
+    assert (f"{LAYER}/experts", "absent: outside the required population") in walk.outside
+    walk = of(capability_of(Container(directory), layers=(1, 2)), "walk")
+    assert not walk.admitted
+    with pytest.raises(UsageError, match="layers 7:9 have no bank"):
+        capability_of(Container(directory), layers=(7, 9))
 
 
 def shard(directory: Path, parts: int = 2) -> list[str]:
