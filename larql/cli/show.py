@@ -161,8 +161,9 @@ def _print(container: Container, components: tuple[Component, ...]) -> None:
         for name, entry in container.index.files.items()
         if name not in segments
     ]
-    size = sum(entry.size for entry in segments.values())
-    rows.append((f"segments/ ({len(segments)} files)", f"{size:,}", ""))
+    for directory in sorted({name.rsplit("/", 1)[0] for name in segments}):
+        sizes = [e.size for name, e in segments.items() if name.rsplit("/", 1)[0] == directory]
+        rows.append((f"{directory}/ ({len(sizes)} files)", f"{sum(sizes):,}", ""))
     render.table(["file", "bytes", "sha256"], rows, right=["bytes"])
     for note in container.index.notes:
         kind = "" if note.startswith("warning: ") else "note: "

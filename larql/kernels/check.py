@@ -11,10 +11,11 @@ from typing import Any, NoReturn
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["EMPTY", "address", "flat_bytes", "float_matrix", "refuse"]
+__all__ = ["EMPTY", "Turn", "address", "flat_bytes", "float_matrix", "refuse", "turn_address"]
 
 _FLOAT = np.dtype(np.float32)
 _BYTE = np.dtype(np.uint8)
+Turn = npt.NDArray[np.int64]
 EMPTY: npt.NDArray[np.float32] = np.empty(0, np.float32)  # stands for an operand that is not there
 
 
@@ -55,6 +56,19 @@ def float_matrix(array: npt.NDArray[np.float32], shape: tuple[int, ...], name: s
             f"{name} must be contiguous float32 {shape}, found {layout} {array.dtype} {array.shape}"
         )
     return address(array)
+
+
+def turn_address(turn: Turn) -> int:
+    """Return the address of the word that says which half of a state is the current one.
+
+    Raises
+    ------
+    ValueError
+        When it is no such word, 0 or 1.
+    """
+    if turn.dtype != np.int64 or turn.shape != (1,) or turn[0] not in (0, 1):
+        raise ValueError(f"turn must be one int64, 0 or 1, found {turn!r:.60}")
+    return address(turn)
 
 
 def refuse(*operands: tuple[str, npt.NDArray[np.float32], tuple[int, ...]]) -> NoReturn:

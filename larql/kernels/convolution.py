@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from larql.kernels import setup
 from larql.kernels.activation import ACTIVATIONS
-from larql.kernels.check import float_matrix
+from larql.kernels.check import Turn, float_matrix, turn_address
 from larql.kernels.jit import Variant, chosen, compiled_address, device, kernel
 from larql.kernels.memory import load_i64, load_most, store_most
 from larql.kernels.parts import Job, rounded_up, run_together
@@ -57,11 +57,14 @@ def _input(x: int, before: int, at: int, count: int) -> Any:
 
 @kernel
 def _convolve(variant: Any, p: int, task: int, worker: int) -> None:
-    x, rows, weight, bias = load_i64(p), load_i64(p + 8), load_i64(p + 16), load_i64(p + 24)
+    x, weight, bias = load_i64(p), load_i64(p + 16), load_i64(p + 24)
     before, after, out = load_i64(p + 32), load_i64(p + 40), load_i64(p + 48)
     tokens, channels = load_i64(p + 56), load_i64(p + 64)
     taps, share = load_i64(p + 72), load_i64(p + 80)
     kept, stride = taps - 1, channels * 4
+    turn = load_i64(load_i64(p + 88))
+    rows = load_i64(p + 8) + turn * kept * stride
+    following = load_i64(p + 8) + (1 - turn) * kept * stride
     for c in range(task * share, min(channels, (task + 1) * share), 16):
         count, column = min(16, channels - c), c * 4
         for t in range(tokens):
@@ -79,14 +82,13 @@ def _convolve(variant: Any, p: int, task: int, worker: int) -> None:
             if after != 0:
                 total = total * load_most(after + t * stride + column, count)
             store_most(out + t * stride + column, total, count)
-        # A row moves to a place before its own, so going up never loses one.
         for row in range(kept):
             source = tokens - kept + row
             if source < 0:
                 value = load_most(rows + (source + kept) * stride + column, count)
             else:
                 value = _input(x, before, source * stride + column, count)
-            store_most(rows + row * stride + column, value, count)
+            store_most(following + row * stride + column, value, count)
 
 
 @cache
@@ -101,8 +103,11 @@ class Convolved:
     Attributes
     ----------
     x : float32 [T, C]
-    rows : float32 [taps - 1, C]
-        Inputs of the positions before, the oldest first; replaced by the last ones.
+    rows : float32 [2, taps - 1, C]
+        Inputs of the positions before, the oldest first, in one half; the last ones are written to
+        the other.
+    turn : int64 [1]
+        Which half is read.
     weight : float32 [taps, C]
         The last row belongs to the position itself.
     out : float32 [T, C]
@@ -114,6 +119,7 @@ class Convolved:
 
     x: Float32
     rows: Float32
+    turn: Turn
     weight: Float32
     out: Float32
     bias: Float32 | None = None
@@ -151,12 +157,12 @@ def _job(part: Convolved, function: int) -> Job:
     share = rounded_up(-(-channels // (_TASKS_PER_THREAD * threads())), 16)
     words = (
         float_matrix(part.x, shape, "x"),
-        float_matrix(part.rows, (taps - 1, channels), "rows"),
+        float_matrix(part.rows, (2, taps - 1, channels), "rows"),
         float_matrix(part.weight, (taps, channels), "weight"),
         0 if part.bias is None else float_matrix(part.bias, (channels,), "bias"),
         0 if part.before is None else float_matrix(part.before, shape, "before"),
         0 if part.after is None else float_matrix(part.after, shape, "after"),
         float_matrix(part.out, shape, "out"),
-        tokens, channels, taps, share,
+        tokens, channels, taps, share, turn_address(part.turn),
     )  # fmt: skip
     return Job(function, -(-channels // share), words)

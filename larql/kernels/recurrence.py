@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from larql.kernels import setup
-from larql.kernels.check import float_matrix
+from larql.kernels.check import Turn, float_matrix, turn_address
 from larql.kernels.jit import Variant, compiled_address, device, kernel
 from larql.kernels.memory import load, load_f32, load_i64, load_most, store, store_most
 from larql.kernels.threads import launch
@@ -36,26 +36,26 @@ _ZERO = np.float32(0)
 
 
 @device
-def _faded(at: int, decay: int) -> Any:
+def _faded(old: int, at: int, decay: int) -> Any:
     """Multiply sixteen numbers of the state by a decay, and return them."""
-    s = load(at) * splat(load_f32(decay))
+    s = load(old) * splat(load_f32(decay))
     store(at, s)
     return s
 
 
 @device
-def _fade(state: int, keys: int, decay: int, each: int, k: int) -> Any:
+def _fade(source: int, state: int, keys: int, decay: int, each: int, k: int) -> Any:
     """Multiply a column by its decays and return k.S; `each` is 4 where every key has its own."""
     a, b, c, d = splat(_ZERO), splat(_ZERO), splat(_ZERO), splat(_ZERO)
     whole = keys // 4 * 4
     for i in range(0, whole, 4):
-        at, key, rate = state + i * 64, k + i * 4, decay + i * each
-        a = fma(splat(load_f32(key)), _faded(at, rate), a)
-        b = fma(splat(load_f32(key + 4)), _faded(at + 64, rate + each), b)
-        c = fma(splat(load_f32(key + 8)), _faded(at + 128, rate + 2 * each), c)
-        d = fma(splat(load_f32(key + 12)), _faded(at + 192, rate + 3 * each), d)
+        old, at, key, rate = source + i * 64, state + i * 64, k + i * 4, decay + i * each
+        a = fma(splat(load_f32(key)), _faded(old, at, rate), a)
+        b = fma(splat(load_f32(key + 4)), _faded(old + 64, at + 64, rate + each), b)
+        c = fma(splat(load_f32(key + 8)), _faded(old + 128, at + 128, rate + 2 * each), c)
+        d = fma(splat(load_f32(key + 12)), _faded(old + 192, at + 192, rate + 3 * each), d)
     for i in range(whole, keys):
-        s = _faded(state + i * 64, decay + i * each)
+        s = _faded(source + i * 64, state + i * 64, decay + i * each)
         a = fma(splat(load_f32(k + i * 4)), s, a)
     return (a + b) + (c + d)
 
@@ -86,26 +86,31 @@ def _learn(state: int, keys: int, k: int, change: Any, q: int) -> Any:
 
 
 @device
-def _both(at: int, decay: Any, key: int, change: Any) -> Any:
+def _both(old: int, at: int, decay: Any, key: int, change: Any) -> Any:
     """Fade and change sixteen numbers of the state, and return them."""
-    s = fma(splat(load_f32(key)), change, load(at) * decay)
+    s = fma(splat(load_f32(key)), change, load(old) * decay)
     store(at, s)
     return s
 
 
 @device
-def _carry(state: int, keys: int, decay: Any, k: int, change: Any, q: int) -> Any:
+def _carry(source: int, state: int, keys: int, decay: Any, k: int, change: Any, q: int) -> Any:
     """Fade a column by one decay, add k (x) change to it and return q.S."""
     a, b, c, d = splat(_ZERO), splat(_ZERO), splat(_ZERO), splat(_ZERO)
     whole = keys // 4 * 4
     for i in range(0, whole, 4):
         at, key, query = state + i * 64, k + i * 4, q + i * 4
-        a = fma(splat(load_f32(query)), _both(at, decay, key, change), a)
-        b = fma(splat(load_f32(query + 4)), _both(at + 64, decay, key + 4, change), b)
-        c = fma(splat(load_f32(query + 8)), _both(at + 128, decay, key + 8, change), c)
-        d = fma(splat(load_f32(query + 12)), _both(at + 192, decay, key + 12, change), d)
+        old = source + i * 64
+        s = _both(old, at, decay, key, change)
+        a = fma(splat(load_f32(query)), s, a)
+        s = _both(old + 64, at + 64, decay, key + 4, change)
+        b = fma(splat(load_f32(query + 4)), s, b)
+        s = _both(old + 128, at + 128, decay, key + 8, change)
+        c = fma(splat(load_f32(query + 8)), s, c)
+        s = _both(old + 192, at + 192, decay, key + 12, change)
+        d = fma(splat(load_f32(query + 12)), s, d)
     for i in range(whole, keys):
-        s = _both(state + i * 64, decay, k + i * 4, change)
+        s = _both(source + i * 64, state + i * 64, decay, k + i * 4, change)
         a = fma(splat(load_f32(q + i * 4)), s, a)
     return (a + b) + (c + d)
 
@@ -122,7 +127,9 @@ def _recur(variant: Any, p: int, task: int, worker: int) -> None:
     strips = (values + 15) // 16
     head, column = task // strips, task % strips * 16
     key_head, count = head * key_heads // heads, min(16, values - column)
-    place, each = state + task * keys * 64, 4 if decays > 1 else 0
+    turn, each = load_i64(load_i64(p + 120)), 4 if decays > 1 else 0
+    half, mine = heads * strips * keys * 64, task * keys * 64
+    source, place = state + turn * half + mine, state + (1 - turn) * half + mine
     for t in range(tokens):
         key = k + (t * key_heads + key_head) * keys * 4
         query = q + (t * key_heads + key_head) * keys * 4
@@ -131,14 +138,15 @@ def _recur(variant: Any, p: int, task: int, worker: int) -> None:
         rate = splat(load_f32(beta + (t * heads + head) * 4))
         fade = decay + (t * heads + head) * decays * 4
         if delta != 0:
-            known = _fade(place, keys, fade, each, key)
+            known = _fade(source, place, keys, fade, each, key)
             found = _learn(place, keys, key, (value - known) * rate, query)
         else:
             one = splat(load_f32(fade))
-            found = _carry(place, keys, one, key, value * rate, query)
+            found = _carry(source, place, keys, one, key, value * rate, query)
         if skip != 0:
             found = fma(splat(load_f32(skip + head * 4)), value, found)
         store_most(out + at, found, count)
+        source = place
 
 
 @cache
@@ -155,6 +163,7 @@ def recur(
     beta: Float32,
     skip: Float32 | None,
     state: Float32,
+    turn: Turn,
     out: Float32,
 ) -> None:
     """Carry a recurrent state over some positions.
@@ -173,8 +182,11 @@ def recur(
         Factors of what is added.
     skip : float32 [H] or None
         Factors of v that are added to the output.
-    state : float32 [H, strips, K, 16]
-        Columns 16 s, 16 s + 1, … of S in strip s, zeros behind the last; changed in place.
+    state : float32 [2, H, strips, K, 16]
+        Columns 16 s, 16 s + 1, … of S in strip s, zeros behind the last: as it was in one half, as
+        it becomes in the other.
+    turn : int64 [1]
+        Which half is read.
 
     Raises
     ------
@@ -199,11 +211,12 @@ def recur(
         float_matrix(decay, (tokens, heads, keys)[: decay.ndim], "decay"),
         float_matrix(beta, (tokens, heads), "beta"),
         0 if skip is None else float_matrix(skip, (heads,), "skip"),
-        float_matrix(state, (heads, strips, keys, LANES), "state"),
+        float_matrix(state, (2, heads, strips, keys, LANES), "state"),
         float_matrix(out, shape, "out"),
         tokens, groups, heads, keys, values, decays, int(rule == "delta"),
+        turn_address(turn),
     )  # fmt: skip
     launch(
         _compiled(), np.array(words, np.int64), heads * strips, q, k, v, decay, beta,
-        skip, state, out,
+        skip, state, turn, out,
     )  # fmt: skip

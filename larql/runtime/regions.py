@@ -81,8 +81,8 @@ class Region(ABC):
     spec : StateSpec
         Its kind and geometry, from the plan.
     whole : bool
-        Whether each step changes all of the region. Then a step that fails is undone from a copy
-        made before it; a region of rows only has to forget the new ones.
+        Whether each step changes all of the region. Then an advance leaves what was before it as
+        it was until it is settled; a region of rows only has to forget the new ones.
     """
 
     spec: StateSpec
@@ -97,6 +97,10 @@ class Region(ABC):
     @abstractmethod
     def cost(self) -> StateCost:
         """What a step reads of the region."""
+
+    def settle(self) -> None:
+        """Take what the last advance wrote as the state."""
+        return
 
     @abstractmethod
     def snapshot(self, length: int) -> RegionSnapshot:

@@ -172,7 +172,7 @@ class Session:
                 else:
                     part = self._observed(observer, carrier, ids, inputs)
                 parts.append(part)
-                self.state.length = began + last
+                self.state.settle(began + last)
             if observer is not None:
                 observer.end_step()
         except BaseException:

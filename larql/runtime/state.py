@@ -82,6 +82,7 @@ class State:
     def __init__(self, regions: Iterable[Region]) -> None:
         self.regions = tuple(regions)
         self.length = 0
+        self._whole = tuple(region for region in self.regions if region.whole)
         places: dict[tuple[int, Site], list[Region]] = {}
         for region in self.regions:
             places.setdefault((region.spec.layer, region.spec.site), []).append(region)
@@ -114,15 +115,21 @@ class State:
         Parameters
         ----------
         several : bool
-            Whether the step is made of several blocks, which may overwrite rows that the state
-            before it still needs; one block never does.
+            Whether the step is made of several blocks, which may overwrite what the state before
+            it still needs; one block never does.
         """
         copies = tuple(
             (region, region.snapshot(self.length))
             for region in self.regions
-            if region.whole or (several and self.length)
+            if several and (region.whole or self.length)
         )
         return Mark(self.length, copies)
+
+    def settle(self, length: int) -> None:
+        """Take all positions before ``length`` as done, after they have been advanced."""
+        for region in self._whole:
+            region.settle()
+        self.length = length
 
     def undo(self, mark: Mark) -> None:
         """Return to the moment of a mark."""

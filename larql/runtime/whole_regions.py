@@ -38,45 +38,68 @@ class WholeRegion(Region):
     """A recurrent state ``[heads, key_dim, value_dim]``, or convolution rows ``[rows, channels]``.
 
     It begins as zeros. Convolution rows stand in the order of their positions, the oldest first.
+    It is kept twice: an advance reads one half and writes the other, and is done when the halves
+    are exchanged, so that one that fails leaves nothing to undo.
 
     Parameters
     ----------
     spec : Recurrent or ConvolutionRows
         Geometry from the plan.
-    storage : ndarray of zeros
-        Of the shape above; operations change it in place.
+    halves : ndarray of zeros, ``[2, …]``
+
+    Attributes
+    ----------
+    turn : int64 ``[1]``
+        Which half is the current one; always the same word, which kernels read.
     """
 
     whole = True
 
-    def __init__(self, spec: Recurrent | ConvolutionRows, storage: Floats) -> None:
+    def __init__(self, spec: Recurrent | ConvolutionRows, halves: Floats) -> None:
         self.spec: Recurrent | ConvolutionRows = spec
-        self.storage = storage
+        self.halves = halves
+        self.turn = np.zeros(1, np.int64)
 
     @classmethod
     def plain(
         cls, spec: Recurrent | ConvolutionRows, dtype: type[np.float64] | type[np.float32]
     ) -> WholeRegion:
-        """Return a region of zeros."""
-        return cls(spec, np.zeros(_shape(spec), dtype))
+        """Return a region of zeros in the order above."""
+        return cls(spec, np.zeros((2, *_shape(spec)), dtype))
+
+    @property
+    def current(self) -> Floats:
+        """The half that holds the state."""
+        half: Floats = self.halves[self.turn[0]]
+        return half
+
+    def successor(self) -> Floats:
+        """Return the other half as a copy of the state, to be changed to what follows it."""
+        half: Floats = self.halves[1 - self.turn[0]]
+        half[...] = self.current
+        return half
+
+    def settle(self) -> None:
+        """Exchange the halves."""
+        self.turn[0] = 1 - self.turn[0]
 
     def read(self) -> Floats:
         """Return a copy of the state."""
-        return self.storage.copy()
+        return self.current.copy()
 
     def write(self, values: Floats) -> None:
         """Replace the state."""
-        self.storage[...] = values
+        self.current[...] = values
 
     @property
     def nbytes(self) -> int:
-        """Bytes that the region occupies."""
-        return int(self.storage.nbytes)
+        """Bytes that the region occupies, both halves."""
+        return int(self.halves.nbytes)
 
     @property
     def cost(self) -> StateCost:
-        """All of it, however many positions there were."""
-        return StateCost(self.nbytes, 0, None)
+        """One half, however many positions there were."""
+        return StateCost(self.nbytes // 2, 0, None)
 
     def snapshot(self, length: int) -> WholeSnapshot:
         """Copy all of it."""
@@ -93,7 +116,7 @@ class WholeRegion(Region):
 
     def truncate(self, to: int) -> None:
         """Begin again."""
-        self.storage[...] = 0
+        self.current[...] = 0
 
     def why_not(self) -> str:
         """Return why single positions cannot be forgotten."""
@@ -117,19 +140,20 @@ class StripRegion(WholeRegion):
 
     def __init__(self, spec: Recurrent, columns: int) -> None:
         strips = -(-spec.value_dim // columns)
-        super().__init__(spec, np.zeros((spec.heads, strips, spec.key_dim, columns), np.float32))
+        shape = (2, spec.heads, strips, spec.key_dim, columns)
+        super().__init__(spec, np.zeros(shape, np.float32))
 
     def read(self) -> Floats:
         """Return the state as ``[heads, key_dim, value_dim]``."""
         heads, keys, values = _shape(self.spec)
-        return self.storage.swapaxes(1, 2).reshape(heads, keys, -1)[..., :values].copy()
+        return self.current.swapaxes(1, 2).reshape(heads, keys, -1)[..., :values].copy()
 
     def write(self, values: Floats) -> None:
         """Replace the state by ``[heads, key_dim, value_dim]``."""
-        heads, strips, keys, columns = self.storage.shape
-        wide = np.zeros((heads, keys, strips * columns), self.storage.dtype)
+        heads, strips, keys, columns = self.current.shape
+        wide = np.zeros((heads, keys, strips * columns), self.halves.dtype)
         wide[..., : values.shape[-1]] = values
-        self.storage[...] = wide.reshape(heads, keys, strips, columns).swapaxes(1, 2)
+        self.current[...] = wide.reshape(heads, keys, strips, columns).swapaxes(1, 2)
 
 
 def _shape(spec: Recurrent | ConvolutionRows) -> tuple[int, ...]:

@@ -60,7 +60,7 @@ def write_checkpoint(recipe: Recipe, directory: Path) -> None:
                 buffer.copy_(torch.from_numpy(np.ascontiguousarray(values)))
     model = model.to(getattr(torch, recipe.dtype))
     model.config.dtype = getattr(torch, recipe.dtype)
-    size = sum(p.numel() * p.element_size() for p in model.parameters())
+    size = sum(t.numel() * t.element_size() for t in model.state_dict().values())
     model.save_pretrained(directory, max_shard_size=max(1, size // recipe.shards))
     (directory / "generation_config.json").unlink(missing_ok=True)
     if recipe.rewrite is not None:

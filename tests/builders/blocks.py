@@ -59,6 +59,8 @@ def run_block(
     for count in chunks:
         carrier = inputs[at : at + count].astype(np.float32)
         parts.append(backend.write(block, carrier, regions, start + at).copy())
+        for region in regions:
+            region.settle()
         at += count
     assert at == len(inputs)
     return np.concatenate(parts)

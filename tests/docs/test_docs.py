@@ -58,10 +58,22 @@ TAGGED = {
     "linear": g.Linear,
     "rope": g.Rope,
     "softmax_attention": g.SoftmaxAttention,
+    "latent_attention": g.LatentAttention,
     "dense_ffn": g.DenseFfn,
+    "per_layer_table": g.PerLayerTable,
+    "per_layer_embedding": g.PerLayerEmbedding,
+    "gated_delta": g.GatedDelta,
+    "kda": g.Kda,
+    "ssm": g.Ssm,
+    "short_convolution": g.ShortConvolution,
+    "convolution": g.Convolution,
+    "draft_input": g.DraftInput,
+    "recurrent": g.Recurrent,
+    "convolution_rows": g.ConvolutionRows,
     "routed_ffn": g.RoutedFfn,
     "head": g.Head,
     "kv_rows": g.KvRows,
+    "latent_rows": g.LatentRows,
 }
 # What JSON has and the dataclass has not.
 ONLY_IN_JSON = {"graph": ["schema"], "component": ["state"]}
@@ -138,23 +150,52 @@ def every_operation() -> g.Graph:
     linear = g.Linear("o/w", 8, 8, "o/b")
     rope = g.Rope("half", 4, 1e4, g.RopeScaling("llama3", 8.0, 1.0, 4.0, 64), "o/f")
     attention = g.SoftmaxAttention(
-        2, 1, 4, 4, 0.5, linear, linear, linear, linear, 3, 5.0, norm, norm, rope
-    )
+        heads=2, kv_heads=1, key_dim=4, value_dim=4, scale=0.5, q=linear, k=linear, v=linear,
+        o=linear, window=3, softcap=5.0, q_norm=norm, k_norm=norm, v_norm=norm, clip=8.0, rope=rope,
+        sinks="o/s", gate=linear,
+    )  # fmt: skip
+    latent = g.LatentAttention(
+        heads=2, nope_dim=4, rope_dim=4, value_dim=4, latent_dim=8, scale=0.5, q_down=linear,
+        q_norm=norm, q_nope=linear, q_rope=linear, latent=linear, latent_norm=norm, k_rope=linear,
+        k_up=linear, v_up=linear, o=linear, rope=rope,
+    )  # fmt: skip
+    own = g.PerLayerEmbedding(8, "silu", linear, norm, linear, linear, 0.1, 0.7)
     ffn = g.DenseFfn("silu", linear, linear, linear)
     routed = g.RoutedFfn(
         g.Router(
-            linear, "softmax", 2, True, 1e-9, g.ExpertGroups(2, 1, "max"), "o/c", 2.0, "o/s"
+            linear, "softmax", 2, True, 1e-9, g.ExpertGroups(2, 1, "max"), "o/c", 2.0, "o/s",
+            norm, 0.5,
         ),
         g.ExpertBank(
             "gpt-oss-expert-v1", 4, 8, 8, "silu", "o/d", "o/g", "o/u", "o/gu", "interleaved",
             "o/gub", "o/db", 7.0, 1.7, 1.0,
         ),
-        g.SharedExperts(ffn, linear),
+        g.SharedExperts(ffn, linear, norm, norm),
+        "weighted_sum",
+        norm,
+        norm,
     )  # fmt: skip
+    conv = g.Convolution("o/k", 8, 4, "silu", "o/kb")
+    convs = (conv, conv, conv)
+    recurrent = (
+        g.GatedDelta(
+            2, 2, 4, 4, 0.5, 1e-6, *(linear,) * 6, *convs, "o/a", "o/d", norm, "silu", linear
+        ),
+        g.Kda(2, 4, 4, 0.5, 1e-6, *(linear,) * 8, *convs, "o/a", "o/d", norm, "sigmoid", linear),
+        g.Ssm(
+            2, 4, 1, 4, *(linear,) * 5, *convs, "o/a", "o/d", "o/s", norm, "silu", linear, 0.1, 2.0
+        ),
+        g.ShortConvolution(linear, linear, linear, conv, linear),
+    )
     blocks = (
         g.Block("attention", attention, norm, norm, 0.5),
+        g.Block("attention", dataclasses.replace(attention, shared=1), norm, norm, 0.5),
+        g.Block("attention", latent, norm, norm, 0.5),
+        g.Block("per_layer", own, norm, norm, 0.5),
         g.Block("ffn", ffn, norm, norm, 0.5),
         g.Block("ffn", routed, norm, norm, 0.5),
+        *(g.Block("attention", mixer, norm, norm, 0.5) for mixer in recurrent),
+        g.Block("ffn", ffn, norm, norm, 0.5, "o/cs"),
     )
     component = g.Component(
         id="target",
@@ -165,6 +206,8 @@ def every_operation() -> g.Graph:
         embed=g.Embed("o/e", 16, 8, 2.0),
         layers=(g.Layer(0, blocks),),
         head=g.Head(norm, "o/e", 16, 8, True, 0.5, 30.0),
+        per_layer=g.PerLayerTable("o/t", 16, 1, 8, 2.0),
+        draft_input=g.DraftInput("embedding", norm, norm, linear),
     )
     return g.Graph((component,), (g.Edge("target", "final", "target"),))
 

@@ -153,12 +153,12 @@ CONTRADICTIONS: tuple[tuple[tuple[str | int, ...], object, str], ...] = (
     (
         (*ATTENTION, "rope", "scaling"),
         {"kind": "linear", "factor": 2, "low_freq_factor": 1},
-        "linear rope scaling has numbers of another kind",
+        "linear rope scaling has low_freq_factor, a number of another kind",
     ),
     (
         (*ATTENTION, "rope", "scaling"),
         {"kind": "llama3", "factor": 8},
-        "lacks a frequency factor or the original context",
+        "llama3 rope scaling lacks original_context",
     ),
     (
         (*ATTENTION, "rope", "scaling"),
@@ -181,6 +181,56 @@ CONTRADICTIONS: tuple[tuple[tuple[str | int, ...], object, str], ...] = (
             "original_context": 0,
         },
         "low_freq_factor is 0.0",
+    ),
+    (
+        (*ATTENTION, "rope", "scaling"),
+        {"kind": "yarn", "factor": 8, "beta_fast": 32, "beta_slow": 1, "original_context": 64},
+        "yarn rope scaling lacks truncate",
+    ),
+    (
+        (*ATTENTION, "rope", "scaling"),
+        {
+            "kind": "yarn",
+            "factor": 8,
+            "beta_fast": 1,
+            "beta_slow": 1,
+            "original_context": 64,
+            "truncate": True,
+            "magnitude": 0,
+        },
+        "rope magnitude is 0.0",
+    ),
+    (
+        (*ATTENTION, "rope", "scaling"),
+        {"kind": "longrope", "factor": 8, "original_context": 64, "divisors": [1.0] * 8},
+        "longrope scaling needs two lists, both of numbers or both of operands",
+    ),
+    (
+        (*ATTENTION, "rope", "scaling"),
+        {
+            "kind": "longrope",
+            "factor": 8,
+            "original_context": 64,
+            "divisors": [1.0] * 8,
+            "long_divisors": [1.0] * 7,
+        },
+        "rope long_divisors are 7, expected 8",
+    ),
+    (
+        (*ATTENTION, "rope", "scaling"),
+        {
+            "kind": "longrope",
+            "factor": 8,
+            "original_context": 64,
+            "divisors": [0.0] * 8,
+            "long_divisors": [1.0] * 8,
+        },
+        "rope divisors is 0.0",
+    ),
+    (
+        (*ATTENTION, "rope", "long_factors"),
+        "target.rope/factors",
+        "long rope factors belong to longrope scaling",
     ),
     (
         (*ATTENTION, "k_norm"),

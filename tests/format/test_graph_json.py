@@ -274,7 +274,7 @@ def test_a_known_operation_in_the_wrong_place_is_refused(document: Any) -> None:
         (("layers", 0, "blocks", 0, "site"), "router"),
         (("layers", 0, "blocks", 0, "norm", "kind"), "batch"),
         (("layers", 0, "blocks", 0, "mixer", "rope", "layout"), "spiral"),
-        (("layers", 0, "blocks", 0, "mixer", "rope", "scaling", "kind"), "yarn"),
+        (("layers", 0, "blocks", 0, "mixer", "rope", "scaling", "kind"), "ntk"),
         (("layers", 0, "blocks", 1, "mixer", "activation"), "mish"),
         (("role",), "encoder"),
     ],

@@ -41,6 +41,7 @@ def digests(few: bool) -> dict[str, str]:
         ring,
         rope,
         rounding,
+        routing,
         survey,
     )
     from larql.kernels.encodings import BLOCKS
@@ -97,8 +98,9 @@ def digests(few: bool) -> dict[str, str]:
     found["clamped"] = floats(3, 50)
     elementwise.clamp(found["clamped"], 0.5)
     x, y, weight = floats(5, 37), np.empty((5, 37), np.float32), floats(4, 37)
-    kept = found["kept inputs"] = floats(3, 37)
-    part = convolution.Convolved(x, kept, weight, y, floats(37), floats(5, 37), floats(5, 37))
+    kept = found["kept inputs"] = floats(2, 3, 37)
+    turn, gates = np.zeros(1, np.int64), (floats(5, 37), floats(5, 37))
+    part = convolution.Convolved(x, kept, turn, weight, y, floats(37), *gates)
     convolution.convolve([part], "silu")
     found["convolution"] = y
     steps, decays = found["steps"], found["decays"] = np.empty_like(x), np.empty_like(x)
@@ -106,9 +108,19 @@ def digests(few: bool) -> dict[str, str]:
     rows, heads = (floats(5, 2, 11), floats(5, 2, 11), floats(5, 4, 20)), floats(5, 4)
     for rule, decay in (("delta", floats(5, 4, 11)), ("delta", heads), ("sum", heads)):
         name = f"{rule}, {decay.ndim}"
-        state = found[f"state, {name}"] = np.zeros((4, 2, 11, 16), np.float32)
+        state = found[f"state, {name}"] = np.zeros((2, 4, 2, 11, 16), np.float32)
         out = found[f"recurrence, {name}"] = np.empty((5, 4, 20), np.float32)
-        recurrence.recur(rule, *rows, decay, heads, heads[0].copy(), state, out)
+        recurrence.recur(rule, *rows, decay, heads, heads[0].copy(), state, turn, out)
+    select = routing.Selection(5, "sigmoid", False, True, 1e-9, 1.3, 3, 2, "top2_sum")
+    choice = routing.choose(floats(4, 21), select, floats(21), floats(21))
+    found |= {"ranked": choice.ranks, "chosen": choice.chosen, "weights": choice.weights}
+    plain = routing.Selection(4, "softmax", True, False, 0.0, 1.0)
+    found["softmax of experts"] = routing.choose(floats(4, 37), plain, None, None).weights
+    found["experts added"] = np.empty((4, 37), np.float32)
+    routing.add_chosen(floats(21, 37), choice.chosen, choice.weights, found["experts added"])
+    found["cut gates"] = floats(4, 37)
+    routing.clamped_gate(floats(4, 37), found["cut gates"], limit=1.0, slope=1.7, offset=1.0)
+    routing.scale_rows(found["cut gates"], floats(4))
     logits = floats(3, 203) * np.float32(9)
     seen = survey.Survey.begin(np.array([3, 200]), logits[:, [3, 200]], 5)
     for first in range(0, 203, 100):
@@ -133,12 +145,17 @@ def assembly() -> str:
         ring,
         rope,
         rounding,
+        routing,
         survey,
     )
     from larql.kernels import product_q8 as integers
 
     kernels = (
         rounding._quantize,
+        routing._choose,
+        routing._add_chosen,
+        routing._clamped_gate,
+        routing._scale_rows,
         integers._rows,
         integers._unpack,
         integers._panel,

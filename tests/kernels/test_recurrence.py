@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from larql.format.graph import Recurrent
+from larql.format.graph import ConvolutionRows, Recurrent
 from larql.kernels.activation import activate, elementary
 from larql.kernels.convolution import NONE, Convolved, convolve
 from larql.kernels.forgetting import forget
@@ -18,12 +18,16 @@ from larql.kernels.norm import layer_norm, rms_norm
 from larql.kernels.recurrence import Rule, recur
 from larql.kernels.threads import set_threads, threads
 from larql.kernels.vector import LANES
-from larql.runtime.whole_regions import StripRegion
+from larql.runtime.whole_regions import StripRegion, WholeRegion
 from tests.kernels.same import normal, same
 from tests.naive import kernels as plain
 from tests.naive import recurrence as naive
 
 F32 = np.ndarray  # type: ignore[type-arg]
+
+
+def turn() -> np.ndarray:  # type: ignore[type-arg]
+    return np.zeros(1, np.int64)
 
 
 def some(wanted: bool, seed: int, *shape: int) -> F32 | None:
@@ -43,19 +47,23 @@ def test_a_convolution_goes_on_where_the_last_call_ended(
     x, weight = normal(seed, total, channels), normal(seed + 1, taps, channels)
     bias = some(gates[0], seed + 2, channels)
     before, after = some(gates[1], seed + 3, total, channels), some(gates[2], 4, total, channels)
-    rows = normal(seed + 5, taps - 1, channels)
-    expected, kept = naive.convolve(x, rows, weight, bias, before, after)
+    region = WholeRegion.plain(ConvolutionRows(0, "ffn", channels, taps - 1), np.float32)
+    region.write(normal(seed + 5, taps - 1, channels))
+    expected, kept = naive.convolve(x, region.read(), weight, bias, before, after)
     out, first = np.empty_like(x), 0
     for count in counts:
         piece = slice(first, first + count)
         part = Convolved(
-            x[piece], rows, weight, out[piece], bias,
+            x[piece], region.halves, region.turn, weight, out[piece], bias,
             None if before is None else before[piece], None if after is None else after[piece],
         )  # fmt: skip
+        old = region.read()
         convolve([part], NONE)
+        assert same(region.read(), old)
+        region.settle()
         first += count
     assert same(out, expected)
-    assert same(rows, np.ascontiguousarray(kept))
+    assert same(region.read(), np.ascontiguousarray(kept))
 
 
 def test_several_convolutions_in_one_call_and_their_activation() -> None:
@@ -63,7 +71,7 @@ def test_several_convolutions_in_one_call_and_their_activation() -> None:
     for kind in (NONE, "silu"):
         parts = [
             Convolved(
-                normal(c, 5, c), np.zeros((2, c), np.float32), normal(9, 3, c),
+                normal(c, 5, c), np.zeros((2, 2, c), np.float32), turn(), normal(9, 3, c),
                 np.empty((5, c), np.float32),
             )
             for c in (40, 7, 100)
@@ -120,12 +128,15 @@ def test_a_recurrence_is_the_same_in_any_pieces(
     out, first = np.empty_like(v), 0
     for count in counts:
         p = slice(first, first + count)
-        recur(rule, q[p], k[p], v[p], decay[p], beta[p], skip, region.storage, out[p])
+        old = region.read()
+        recur(rule, q[p], k[p], v[p], decay[p], beta[p], skip, region.halves, region.turn, out[p])
+        assert same(region.read(), old)
+        region.settle()
         first += count
     assert same(out, expected)
     assert same(region.read(), state)
     # what stands behind the last column stays zero, so that no number there ever overflows
-    wide = region.storage.swapaxes(1, 2).reshape(heads, keys, -1)
+    wide = region.halves.swapaxes(2, 3).reshape(2, heads, keys, -1)
     assert not wide[..., values:].any()
 
 
@@ -136,10 +147,10 @@ def test_threads_change_nothing() -> None:
     try:
         for count in (1, 2, 5):
             set_threads(count)
-            state, out = np.zeros((4, 3, 9, 16), np.float32), np.empty_like(v)
-            recur("delta", q, q, v, beta / 9, beta, None, state, out)
-            rows, y = np.zeros((3, 300), np.float32), np.empty_like(x)
-            convolve([Convolved(x, rows, normal(4, 4, 300), y)], "silu")
+            state, out = np.zeros((2, 4, 3, 9, 16), np.float32), np.empty_like(v)
+            recur("delta", q, q, v, beta / 9, beta, None, state, turn(), out)
+            rows, y = np.zeros((2, 3, 300), np.float32), np.empty_like(x)
+            convolve([Convolved(x, rows, turn(), normal(4, 4, 300), y)], "silu")
             decays = np.empty_like(x)
             forget(x, x[0], x[1], (0.0, 9.0), None, decays)
             found.add(b"".join(a.tobytes() for a in (state, out, rows, y, decays)))
@@ -164,29 +175,31 @@ def test_rows_take_turns_with_the_parts_of_a_longer_weight() -> None:
 
 
 def test_what_does_not_fit_is_refused() -> None:
-    x, rows, weight = normal(0, 3, 8), normal(1, 2, 8), normal(2, 3, 8)
+    x, rows, weight, t = normal(0, 3, 8), normal(1, 2, 2, 8), normal(2, 3, 8), turn()
     out = np.empty_like(x)
     for part in (
-        Convolved(x, rows[:1], weight, out),
-        Convolved(x, rows, weight[:, :7], out),
-        Convolved(x, rows, weight, out[:2]),
-        Convolved(x, rows, weight, out, x[0, :7]),
-        Convolved(x, rows, weight, out, None, x[:2]),
-        Convolved(x, rows, weight, out, None, None, x.T),
-        Convolved(x, rows, weight[:0], out),
-        Convolved(x.astype(float), rows, weight, out),  # type: ignore[arg-type]
+        Convolved(x, rows[0], t, weight, out),
+        Convolved(x, rows, t + 2, weight, out),
+        Convolved(x, rows, t.astype(np.int32), weight, out),  # type: ignore[arg-type]
+        Convolved(x, rows, t, weight[:, :7], out),
+        Convolved(x, rows, t, weight, out[:2]),
+        Convolved(x, rows, t, weight, out, x[0, :7]),
+        Convolved(x, rows, t, weight, out, None, x[:2]),
+        Convolved(x, rows, t, weight, out, None, None, x.T),
+        Convolved(x, rows, t, weight[:0], out),
+        Convolved(x.astype(float), rows, t, weight, out),  # type: ignore[arg-type]
     ):
-        with pytest.raises(ValueError, match=r"must be contiguous|at least one tap"):
+        with pytest.raises(ValueError, match=r"must be contiguous|at least one tap|turn must be"):
             convolve([part], NONE)
     with pytest.raises(ValueError, match="activation must be one of"):
-        convolve([Convolved(x, rows, weight, out)], "cube")
+        convolve([Convolved(x, rows, t, weight, out)], "cube")
     with pytest.raises(ValueError, match="bias must be contiguous"):
         forget(x, x[0, :7], x[0], (0.0, 1.0), None, out)
     with pytest.raises(ValueError, match="decays must be contiguous"):
         forget(x, x[0], x[0], (0.0, 1.0), None, out[:2])
     q, v, head = normal(3, 2, 2, 5), normal(4, 2, 4, 6), normal(5, 2, 4)
-    state, made = np.zeros((4, 1, 5, 16), np.float32), np.empty_like(v)
-    recur("delta", q, q, v, head, head, None, state, made)
+    state, made = np.zeros((2, 4, 1, 5, 16), np.float32), np.empty_like(v)
+    recur("delta", q, q, v, head, head, None, state, t, made)
     for rule, queries, keys, values, decay, kept, message in (
         ("delta", q[:, :1].copy(), q, v, head, state, "k must be contiguous"),
         ("delta", normal(3, 2, 3, 5), q, v, head, state, "cannot share 3 groups"),
@@ -194,8 +207,8 @@ def test_what_does_not_fit_is_refused() -> None:
         ("delta", q, q, v, head[:, :3].copy(), state, "decay must be"),
         ("delta", q, q, v, normal(1, 2, 4, 4), state, "decay must be"),
         ("sum", q, q, v, normal(1, 2, 4, 5), state, "one decay"),
-        ("delta", q, q, v, head, state[:, :, :4], "state must be"),
+        ("delta", q, q, v, head, state[:1], "state must be"),
         ("mean", q, q, v, head, state, "rule must be delta or sum"),
     ):
         with pytest.raises(ValueError, match=message):
-            recur(rule, queries, keys, values, decay, head, None, kept, made)  # type: ignore[arg-type]
+            recur(rule, queries, keys, values, decay, head, None, kept, t, made)  # type: ignore[arg-type]

@@ -44,8 +44,8 @@ class Oracle:
     facts: Mapping[str, str]
 
 
-def load_oracle(name: str) -> Oracle:
-    directory = ROOT / name
+def load_oracle(name: str, root: Path = ROOT) -> Oracle:
+    directory = root / name
     with safe_open(directory / "recorded.safetensors", framework="np") as file:
         return Oracle(
             name=name,

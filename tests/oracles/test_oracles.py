@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable
 
 import numpy as np
@@ -9,11 +10,12 @@ import pytest
 
 from larql.errors import UsageError
 from larql.format.source.families import FAMILIES
+from larql.format.source.held import reports
 from larql.runtime.planes import SiteWatch
 from larql.runtime.run import RunOptions, open_run
 from larql.runtime.session import Session
 from tests.oracles.conftest import Case, Float32
-from tests.oracles.recorded import NAMES, OWN
+from tests.oracles.recorded import NAMES, OWN, ROOT
 
 CLOSE = 2e-4
 """Of the largest value. float32 arithmetic costs up to 1e-4, the smallest mistake known 0.03."""
@@ -131,6 +133,23 @@ def test_restoring_a_snapshot_is_as_if_nothing_had_happened(
     assert_same_bits(session.step(tokens[half : half + 1]), logits[half])
     session.restore(snapshot)
     assert_same_bits(session.advance(tokens[half:]), whole[half:])
+
+
+@pytest.mark.skipif(ROOT != OWN, reason="LARQL_TEST_ORACLES names other oracles")
+def test_every_oracle_is_as_close_as_is_written(case_of: Cases, prefill: Prefill) -> None:
+    """What ``larql models`` tells: see scripts/oracles/results.py."""
+    written = {result.oracle: result for report in reports() for result in report.oracles}
+    assert sorted(written) == sorted(NAMES), "run python scripts/oracles/results.py"
+    for name, result in written.items():
+        case = case_of(name)
+        data = (OWN / name / "recorded.safetensors").read_bytes()
+        assert hashlib.sha256(data).hexdigest() == result.recorded_sha256, name
+        assert result.family == case.container.index.family
+        for backend, error in result.errors.items():
+            logits, expected = prefill(name, backend)[1], case.oracle.logits
+            off = np.abs(logits[: len(expected)] - expected).max() / np.abs(expected).max()
+            # BLAS may sum otherwise elsewhere.
+            assert off <= 2 * error, name
 
 
 def test_every_family_has_an_oracle() -> None:

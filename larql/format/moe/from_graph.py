@@ -12,6 +12,7 @@ from larql.format.moe.manifest import (
     Manifest,
     MoeLayer,
     Router,
+    RouterInput,
     Storage,
     TopK,
 )
@@ -58,6 +59,13 @@ def _layer(index: int, mixer: RoutedFfn, key: str) -> MoeLayer:
             correction_bias=router.correction,
             route_scale=router.scale,
             expert_scale=router.expert_scale,
+            input=RouterInput(
+                # A router beside experts with a norm of their own reads what comes before it.
+                source="expert_input" if mixer.norm is None else "residual",
+                eps=None if router.norm is None else router.norm.eps,
+                scale=None if router.norm is None else router.norm.weight,
+                factor=router.factor,
+            ),
         ),
         routed_bank=ExpertBank(
             experts=bank.experts,
@@ -66,6 +74,7 @@ def _layer(index: int, mixer: RoutedFfn, key: str) -> MoeLayer:
             dims=Dims(bank.hidden, bank.width, bank.hidden),
             fused_rows=bank.fused_rows,
         ),
+        routed_output_norm=None if mixer.post_norm is None else mixer.post_norm.weight,
         # Experts that every position passes through are dense, and stand in the graph alone.
         combine="replace" if mixer.shared is None else "add",
     )

@@ -15,7 +15,7 @@ from larql.format.operations.contract import (
     equal,
 )
 from larql.format.operations.dense_ffn import Activation, DenseFfn
-from larql.format.operations.linear import Linear
+from larql.format.operations.linear import Linear, Norm
 from larql.format.operations.states import StateSpec
 
 __all__ = ["ExpertBank", "ExpertGroups", "RoutedFfn", "Router", "SharedExperts"]
@@ -65,6 +65,10 @@ class Router:
     scale : float
     expert_scale : str or None
         Operand ``[experts]``.
+    norm : Norm or None
+        Of what the router reads.
+    factor : float
+        The logits are multiplied by it, before all else.
     """
 
     scores: Linear
@@ -76,6 +80,8 @@ class Router:
     correction: str | None = None
     scale: float = 1.0
     expert_scale: str | None = None
+    norm: Norm | None = None
+    factor: float = 1.0
 
     @property
     def ranks_by_logits(self) -> bool:
@@ -85,6 +91,8 @@ class Router:
 
     def contracts(self, layer: int) -> Iterator[OperandContract]:
         """Yield the operands that it reads, in the order in which they are used."""
+        if self.norm is not None:
+            yield from self.norm.contracts(layer, "ffn.router.norm")
         yield from self.scores.contracts(layer, "ffn.router")
         for name, use in ((self.correction, "correction"), (self.expert_scale, "expert_scale")):
             if name is not None:
@@ -94,7 +102,9 @@ class Router:
         """Yield the contradictions among its numbers."""
         yield from self.scores.defects(experts, hidden, where, "router")
         yield from at_least_1(where, ("chosen experts", self.top))
-        yield from above_0(where, ("route scale", self.scale))
+        yield from above_0(where, ("route scale", self.scale), ("logit factor", self.factor))
+        if self.norm is not None:
+            yield from self.norm.defects(hidden, f"{where} router")
         if self.renormalise_eps < 0:
             yield Defect(where, f"renormalise_eps is {self.renormalise_eps}, expected 0 or more")
         groups = self.groups
@@ -202,8 +212,9 @@ class ExpertBank:
             yield Defect(where, "experts need gate and up, or both fused in a stated order")
         if self.gate_up_bias is not None and not fused:
             yield Defect(where, "experts have a bias of fused rows, but the rows are not fused")
-        if self.slope != 1.0 and self.activation != "silu":
-            yield Defect(where, f"a slope belongs to silu, found {self.activation}")
+        changed = self.limit is not None or (self.slope, self.up_offset) != (1.0, 0.0)
+        if changed and self.activation != "silu":
+            yield Defect(where, f"limit, slope and offset belong to silu, not {self.activation}")
 
 
 @dataclass(frozen=True)
@@ -215,17 +226,23 @@ class SharedExperts:
     ffn : DenseFfn
     gate : Linear or None
         ``[1, hidden]``; the output is multiplied by the sigmoid of it.
+    norm, post_norm : Norm or None
+        Of what they read, and of what they give.
     """
 
     ffn: DenseFfn
     gate: Linear | None = None
+    norm: Norm | None = None
+    post_norm: Norm | None = None
 
 
 @dataclass(frozen=True)
 class RoutedFfn:
     """``sum_j weight_j expert_j(x) + shared(x)`` over the chosen experts ``j``.
 
-    Terms are added in the order of the selection, the shared experts' last.
+    Terms are added in the order of the selection, the shared experts' last. ``norm`` is of what the
+    chosen experts read, ``post_norm`` of what they give in sum; neither concerns the router or the
+    shared experts.
     """
 
     op: ClassVar[str] = "routed_ffn"
@@ -235,12 +252,21 @@ class RoutedFfn:
     bank: ExpertBank
     shared: SharedExperts | None = None
     reduction: Literal["weighted_sum"] = "weighted_sum"
+    norm: Norm | None = None
+    post_norm: Norm | None = None
 
     def contracts(self, layer: int) -> Iterator[OperandContract]:
         """Yield the operands that it reads, in the order in which they are used."""
         yield from self.router.contracts(layer)
+        if self.norm is not None:
+            yield from self.norm.contracts(layer, "ffn.experts.norm")
         yield from self.bank.contracts(layer, self.router.top)
+        if self.post_norm is not None:
+            yield from self.post_norm.contracts(layer, "ffn.experts.post_norm")
         if self.shared is not None:
+            for norm, part in ((self.shared.norm, "norm"), (self.shared.post_norm, "post_norm")):
+                if norm is not None:
+                    yield from norm.contracts(layer, f"ffn.shared.{part}")
             for contract in self.shared.ffn.contracts(layer):
                 use = contract.use.replace("ffn.", "ffn.shared.", 1)
                 yield OperandContract(contract.name, contract.shape, layer, use)
@@ -251,10 +277,15 @@ class RoutedFfn:
         """Yield the contradictions among its numbers, for a carrier of ``hidden``."""
         yield from self.bank.defects(hidden, where)
         yield from self.router.defects(self.bank.experts, hidden, where)
+        norms = [self.norm, self.post_norm]
         if self.shared is not None:
+            norms += [self.shared.norm, self.shared.post_norm]
             yield from self.shared.ffn.defects(hidden, f"{where} shared")
             if self.shared.gate is not None:
                 yield from self.shared.gate.defects(1, hidden, where, "gate of the shared experts")
+        for norm in norms:
+            if norm is not None:
+                yield from norm.defects(hidden, where)
 
     def state(self, layer: int) -> tuple[StateSpec, ...]:
         """Return what it keeps between positions: nothing."""

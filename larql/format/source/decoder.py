@@ -46,11 +46,11 @@ class Defaults:
     ``kv_heads`` None means as many as heads, ``head_dim`` None hidden / heads.
     """
 
-    hidden: int
-    layers: int
-    heads: int
-    ffn: int
     context: int
+    hidden: int | None = None
+    layers: int | None = None
+    heads: int | None = None
+    ffn: int | None = None
     eps: float = 1e-6
     kv_heads: int | None = None
     head_dim: int | None = None
@@ -59,15 +59,22 @@ class Defaults:
 def hugging_face_basics(b: Builder, usual: Defaults) -> Basics:
     """Read the keys of ``config.json`` that are called alike in most families."""
     config = b.config
-    hidden = config.count("hidden_size", usual.hidden)
-    heads = config.count("num_attention_heads", usual.heads)
+
+    def count(key: str, default: int | None) -> int:
+        return config.count(key) if default is None else config.count(key, default)
+
+    hidden = count("hidden_size", usual.hidden)
+    heads = count("num_attention_heads", usual.heads)
     kv_heads = config.nullable_count("num_key_value_heads", usual.kv_heads) or heads
-    head_dim = config.nullable_count("head_dim", usual.head_dim) or hidden // heads
+    stated = config.nullable_count("head_dim", usual.head_dim)
+    head_dim = hidden // heads if stated is None else stated
+    if head_dim < 1:
+        raise config.contradiction("hidden_size", "num_attention_heads", hidden, heads)
     return Basics(
         hidden=hidden,
         layers=b.layer_count("num_hidden_layers", usual.layers),
         geometry=HeadGeometry(heads, kv_heads, head_dim),
-        ffn=config.count("intermediate_size", usual.ffn),
+        ffn=count("intermediate_size", usual.ffn),
         context=config.count("max_position_embeddings", usual.context),
         eps=config.number("rms_norm_eps", usual.eps),
     )

@@ -55,7 +55,7 @@ class Verdict:
         The family that judged it, if one did.
     format : str or None
         ``safetensors`` or ``gguf``; None where it could not be opened.
-    component : Component or None
+    components : tuple of Component
         What it computes, as far as the family came to describe it.
     keys : tuple of KeyVerdict
         What became of each configuration key; ``blocking`` where nobody judged it.
@@ -74,7 +74,7 @@ class Verdict:
     problem: str | None
     family: str | None = None
     format: str | None = None
-    component: Component | None = None
+    components: tuple[Component, ...] = ()
     keys: tuple[KeyVerdict, ...] = ()
     tensors: int = 0
     nbytes: int = 0
@@ -157,6 +157,11 @@ def _judge(checkpoint: Checkpoint) -> Verdict:
                 raise CompileError(f"{checkpoint.root}: {defect.line()}")
     except (CompileError, SourceError, EncodingError, UnsupportedRefusal) as error:
         problem = str(error)
+    components: tuple[Component, ...] = ()
+    if judging.component is not None:
+        components = (judging.component,)
+    if compiled is not None:
+        components = compiled.graph.components
     builder, reader = judging.builder, judging.reader
     described = builder is not None and judging.component is not None
     read = builder.bound() if builder else set()
@@ -165,7 +170,7 @@ def _judge(checkpoint: Checkpoint) -> Verdict:
         problem=problem,
         family=None if judging.family is None else judging.family.name,
         format=checkpoint.format,
-        component=judging.component,
+        components=components,
         keys=() if reader is None else _keys(reader, problem, described),
         tensors=len(checkpoint.tensors),
         nbytes=sum(tensor.nbytes for tensor in checkpoint.tensors.values()),

@@ -37,7 +37,6 @@ RECIPES = (
             "attention_bias": True,
             "rope_parameters": {"rope_type": "default", "rope_theta": 500.0},
         },
-        shards=2,
     ),
     Recipe(
         "deepseek_v3-direct",
@@ -61,6 +60,7 @@ RECIPES = (
             },
         },
         dtype="bfloat16",
+        shards=2,
         rewrite=older_style,
     ),
 )

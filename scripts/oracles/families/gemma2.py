@@ -36,8 +36,9 @@ RECIPES = (
         {
             **_BASE,
             "num_hidden_layers": 2,
-            "attn_logit_softcapping": None,
-            "final_logit_softcapping": None,
+            "query_pre_attn_scalar": 16,
+            "attn_logit_softcapping": 3.0,
+            "final_logit_softcapping": 6.0,
         },
         dtype="bfloat16",
         shards=2,

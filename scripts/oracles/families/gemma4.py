@@ -62,4 +62,22 @@ RECIPES = [
             "tie_word_embeddings": False,
         },
     ),
+    Recipe(
+        name="gemma4-experts",
+        config={
+            **_COMMON,
+            "vocab_size": 96,
+            "intermediate_size": 24,
+            "num_hidden_layers": 2,
+            "layer_types": [_SLIDING, _FULL],
+            "num_key_value_heads": 2,
+            "attention_k_eq_v": True,
+            "hidden_size_per_layer_input": 0,
+            "enable_moe_block": True,
+            "num_experts": 5,
+            "top_k_experts": 2,
+            "moe_intermediate_size": 12,
+        },
+        dtype="bfloat16",
+    ),
 ]

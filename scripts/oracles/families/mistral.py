@@ -23,7 +23,16 @@ RECIPES = (
             "head_dim": 12,
             "sliding_window": 7,
             "rms_norm_eps": 1e-3,
-            "rope_parameters": {"rope_type": "default", "rope_theta": 300.0},
+            "rope_parameters": {
+                "rope_type": "yarn",
+                "rope_theta": 300.0,
+                "factor": 4.0,
+                "original_max_position_embeddings": 16,
+                "beta_fast": 3.0,
+                "beta_slow": 0.5,
+                "truncate": False,
+                "attention_factor": 1.25,
+            },
         },
     ),
     Recipe(

@@ -14,6 +14,7 @@ _BASE = {
     "num_key_value_heads": 2,
     "num_experts": 6,
     "num_experts_per_tok": 3,
+    "eos_token_id": 2,
     "max_position_embeddings": 128,
 }
 

@@ -40,8 +40,6 @@ RECIPES = (
                 "original_max_position_embeddings": 16,
                 "beta_fast": 3.0,
                 "beta_slow": 0.5,
-                "truncate": False,
-                "attention_factor": 1.25,
             },
         },
         dtype="bfloat16",

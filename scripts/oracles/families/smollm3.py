@@ -34,7 +34,7 @@ RECIPES = (
     ),
     Recipe(
         "smollm3-older",
-        {**_BASE, "num_hidden_layers": 4, "no_rope_layer_interval": 2},
+        {**_BASE, "num_hidden_layers": 4},
         dtype="bfloat16",
         shards=2,
         rewrite=lambda config: {

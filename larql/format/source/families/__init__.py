@@ -26,6 +26,7 @@ from larql.format.source.families import (
     qwen3_5_moe,
     qwen3_moe,
     qwen3_next,
+    seed_oss,
     smollm3,
 )
 
@@ -40,6 +41,7 @@ FAMILIES: tuple[Family, ...] = (
     granite.FAMILY,
     smollm3.FAMILY,
     olmo2.FAMILY,
+    seed_oss.FAMILY,
     gemma2.FAMILY,
     gemma3.FAMILY,
     gemma4.FAMILY,

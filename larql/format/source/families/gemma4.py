@@ -22,11 +22,15 @@ from larql.format.graph import (
     PerLayerTable,
     Rope,
     RopeScaling,
+    RoutedFfn,
+    Router,
+    SharedExperts,
     SoftmaxAttention,
 )
 from larql.format.rows import RowSelection
 from larql.format.source.builder import Builder, Family, Naming, Part
 from larql.format.source.config import ConfigReader
+from larql.format.source.experts import Experts, gated_experts
 from larql.format.source.keys import activation, common_hugging_face_keys, layer_kinds
 from larql.format.source.names import hugging_face_naming
 from larql.format.source.rope import hugging_face_rope_by_layer_type
@@ -42,6 +46,13 @@ _PARTS = {
     "attention.post_norm": "post_attention_layernorm",
     "ffn.norm": "pre_feedforward_layernorm",
     "ffn.post_norm": "post_feedforward_layernorm",
+    "ffn.shared.post_norm": "post_feedforward_layernorm_1",
+    "ffn.experts.norm": "pre_feedforward_layernorm_2",
+    "ffn.experts.post_norm": "post_feedforward_layernorm_2",
+    "ffn.experts": "experts",
+    "ffn.router": "router.proj",
+    "ffn.router.scale": "router.scale",
+    "ffn.router.expert_scale": "router.per_expert_scale",
     "per_layer.gate": "per_layer_input_gate",
     "per_layer.up": "per_layer_projection",
     "per_layer.post_norm": "post_per_layer_input_norm",
@@ -82,14 +93,13 @@ class _Numbers:
     activation: Activation
     attention_bias: bool
     embedding: int
+    experts: tuple[int, int, int] | None
 
 
 def _hugging_face(b: Builder) -> Component:
     config = b.config
     common_hugging_face_keys(config)
     config.neutral("use_bidirectional_attention", "vision")
-    config.neutral("enable_moe_block", False)
-    config.irrelevant("num_experts", "top_k_experts", "moe_intermediate_size")
     config.refuse_null("sliding_window", "which would leave windowed layers without a window")
     b.naming = _naming(b)
     for tower in _OTHER_TOWERS:
@@ -110,8 +120,21 @@ def _hugging_face(b: Builder) -> Component:
         activation=activation(config, "hidden_activation", "gelu_pytorch_tanh"),
         attention_bias=config.flag("attention_bias", False),
         embedding=config.count("hidden_size_per_layer_input", 256, least=0),
+        experts=_experts(config),
     )
     return _component(b, n)
+
+
+def _experts(config: ConfigReader) -> tuple[int, int, int] | None:
+    """Return number of experts, how many are chosen, and their width; None without any."""
+    keys = ("num_experts", "top_k_experts", "moe_intermediate_size")
+    if not config.flag("enable_moe_block", False):
+        config.irrelevant(*keys)
+        return None
+    count, top, width = (config.count(key) for key in keys)
+    if top > count:
+        raise config.failure("top_k_experts", f"is {top}, of {count} experts")
+    return count, top, width
 
 
 def _naming(b: Builder) -> Naming:
@@ -260,12 +283,7 @@ def _layer(b: Builder, n: _Numbers, i: int, kind: _Kind, context_norm: Norm | No
             mixer=_attention(b, n, i, kind),
             post_norm=norm("attention.post_norm"),
         ),
-        Block(
-            site="ffn",
-            norm=norm("ffn.norm"),
-            mixer=b.gated_ffn(i, n.hidden, width, n.activation, bias=False),
-            post_norm=norm("ffn.post_norm"),
-        ),
+        _feed_forward(b, n, i, width),
     ]
     if context_norm is not None:
         blocks.append(
@@ -277,6 +295,43 @@ def _layer(b: Builder, n: _Numbers, i: int, kind: _Kind, context_norm: Norm | No
         )
     scale = b.vector("layer_scale", i, 1, stored=(1,))
     return Layer(index=i, blocks=(*blocks[:-1], replace(blocks[-1], carrier_scale=scale)))
+
+
+def _feed_forward(b: Builder, n: _Numbers, i: int, width: int) -> Block:
+    """Describe the feed-forward block; experts read and route the carrier beside the dense FFN."""
+
+    def norm(part: str) -> Norm:
+        return b.norm(part, i, n.hidden, n.eps, 0.0)
+
+    before, after = norm("ffn.norm"), norm("ffn.post_norm")
+    dense = b.gated_ffn(i, n.hidden, width, n.activation, bias=False)
+    if n.experts is None:
+        return Block(site="ffn", norm=before, mixer=dense, post_norm=after)
+    count, top, expert_width = n.experts
+    router = Router(
+        scores=b.linear("ffn.router", i, count, n.hidden, bias=False),
+        score="softmax",
+        top=top,
+        renormalise=True,
+        expert_scale=b.vector("ffn.router.expert_scale", i, count, stored=(count,)),
+        norm=Norm(
+            kind="rms",
+            width=n.hidden,
+            eps=n.eps,
+            weight=b.vector("ffn.router.scale", i, n.hidden, stored=(n.hidden,)),
+        ),
+        factor=1.0 / math.sqrt(n.hidden),
+    )
+    place = b.naming.tensor("ffn.experts", i, "")
+    bank = gated_experts(b, Experts(i, place, count, n.hidden, expert_width), n.activation)
+    mixer = RoutedFfn(
+        router=router,
+        bank=bank,
+        shared=SharedExperts(dense, norm=before, post_norm=norm("ffn.shared.post_norm")),
+        norm=norm("ffn.experts.norm"),
+        post_norm=norm("ffn.experts.post_norm"),
+    )
+    return Block(site="ffn", mixer=mixer, post_norm=after)
 
 
 def _attention(b: Builder, n: _Numbers, i: int, kind: _Kind) -> SoftmaxAttention:

@@ -8,12 +8,14 @@ routed ones do.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from larql.format.graph import Activation, Block, Component, Kda, Layer, Mixer
-from larql.format.source.builder import Builder, Family
+from larql.format.source.builder import Builder, Family, Naming
 from larql.format.source.config import ConfigReader
 from larql.format.source.keys import activation, common_hugging_face_keys, layer_kinds
+from larql.format.source.latent import LatentGeometry, latent_attention
 from larql.format.source.names import hugging_face_naming
 
 __all__ = ["FAMILY"]
@@ -21,6 +23,7 @@ __all__ = ["FAMILY"]
 _DELTA, _FULL = "linear_attention", "full_attention"
 _DENSE, _SPARSE = "dense", "sparse"
 _UNIT_EPS = 1e-6  # of the unit vectors; no key names it
+_LATENT_EPS = 1e-6  # of the norms of latents and narrow queries; no key names it either
 _PARTS = {
     "kda.q": "self_attn.q_proj",
     "kda.k": "self_attn.k_proj",
@@ -41,22 +44,6 @@ _PARTS = {
 _FFN_PARTS = {f"ffn.{part}": f"block_sparse_moe.{part}_proj" for part in ("gate", "up", "down")}
 
 
-_LATENT = (
-    "attention_bias",
-    "head_dim",
-    "kv_lora_rank",
-    "mla_use_nope",
-    "num_attention_heads",
-    "num_key_value_heads",
-    "q_lora_rank",
-    "qk_head_dim",
-    "qk_nope_head_dim",
-    "qk_rope_head_dim",
-    "rope_parameters",
-    "rope_scaling",
-    "rope_theta",
-    "v_head_dim",
-)
 _ROUTED = (
     "moe_intermediate_size",
     "moe_renormalize",
@@ -87,6 +74,8 @@ class _Numbers:
     heads: int
     head_dim: int
     taps: int
+    latent: LatentGeometry
+    attention_bias: bool
 
 
 def _hugging_face(b: Builder) -> Component:
@@ -109,13 +98,10 @@ def _hugging_face(b: Builder) -> Component:
         heads=_either(config, "linear_num_heads", linear, "num_heads", 32),
         head_dim=_either(config, "linear_head_dim", linear, "head_dim", 128),
         taps=_either(config, "linear_conv_kernel_dim", linear, "short_conv_kernel_size", 4),
+        latent=_latent_geometry(config),
+        attention_bias=config.flag("attention_bias", False),
     )
-    if _FULL in kinds:
-        at = kinds.index(_FULL)
-        raise config.failure(
-            "layer_types", f"gives layer {at} latent attention, which this build does not compile"
-        )
-    config.irrelevant(*_LATENT)
+    b.naming = Naming({**b.naming.parts, **_layer_names(n.latent.parts())})
     if _SPARSE in ffns:
         at = ffns.index(_SPARSE)
         raise config.failure(
@@ -132,7 +118,7 @@ def _hugging_face(b: Builder) -> Component:
             config, "model_max_length", config, "max_position_embeddings", 1048576
         ),
         embed=embed,
-        layers=tuple(_layer(b, i, n) for i in range(layers)),
+        layers=tuple(_layer(b, i, kind, n) for i, kind in enumerate(kinds)),
         head=b.head(
             embed,
             b.norm("output", None, n.hidden, n.eps, 0.0),
@@ -188,8 +174,40 @@ def _ffn_kinds(config: ConfigReader, layers: int) -> tuple[str, ...]:
     return stated or usual
 
 
-def _layer(b: Builder, i: int, n: _Numbers) -> Layer:
-    mixer: Mixer = _kda(b, i, n)
+def _latent_geometry(config: ConfigReader) -> LatentGeometry:
+    # No position turns anything here: what is called rope is a part of the keys like the other.
+    config.neutral("mla_use_nope", True)
+    config.irrelevant("head_dim", "num_key_value_heads", "qk_head_dim")
+    config.irrelevant("rope_parameters", "rope_scaling", "rope_theta", "rope_interleave")
+    return LatentGeometry(
+        heads=config.count("num_attention_heads", 32),
+        nope_dim=config.count("qk_nope_head_dim", 128),
+        rope_dim=config.count("qk_rope_head_dim", 64),
+        value_dim=config.count("v_head_dim", 128),
+        latent_dim=config.count("kv_lora_rank", 512),
+        q_rank=config.optional_count("q_lora_rank"),
+    )
+
+
+def _layer_names(parts: Mapping[str, str]) -> dict[str, str]:
+    return {part: f"model.layers.{{i}}.{name}" for part, name in parts.items()}
+
+
+def _layer(b: Builder, i: int, kind: str, n: _Numbers) -> Layer:
+    mixer: Mixer
+    if kind == _DELTA:
+        mixer = _kda(b, i, n)
+    else:
+        mixer = latent_attention(
+            b,
+            i,
+            n.hidden,
+            n.latent,
+            scale=1.0 / math.sqrt(n.latent.nope_dim + n.latent.rope_dim),
+            eps=_LATENT_EPS,
+            bias=n.attention_bias,
+            rope=None,
+        )
     return Layer(
         index=i,
         blocks=(

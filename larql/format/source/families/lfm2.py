@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from larql.format.graph import Block, Component, Layer, Mixer, Rope, ShortConvolution
 from larql.format.rows import RowSelection
-from larql.format.source.builder import Builder, Family, HeadGeometry, Part
+from larql.format.source.builder import Builder, Family, HeadGeometry, Naming, Part
 from larql.format.source.config import ConfigReader
 from larql.format.source.keys import common_hugging_face_keys, layer_kinds
 from larql.format.source.names import hugging_face_naming
@@ -52,7 +52,7 @@ def _hugging_face(b: Builder) -> Component:
     config = b.config
     common_hugging_face_keys(config)
     naming = hugging_face_naming("model.", "lm_head", _PARTS)
-    b.naming = type(naming)({**naming.parts, "output": "model.embedding_norm"})
+    b.naming = Naming({**naming.parts, "output": "model.embedding_norm"})
     hidden = config.count("hidden_size", 2560)
     heads = config.count("num_attention_heads", 32)
     head_dim = config.count("head_dim", hidden // heads)

@@ -23,7 +23,7 @@ from larql.format.source.rope import gguf_rope, hugging_face_rope
 
 __all__ = ["FAMILY"]
 
-_DEFAULTS = Defaults(hidden=4096, layers=32, heads=32, ffn=11008, context=2048)
+_DEFAULTS = Defaults(context=2048)
 
 
 def _hugging_face(b: Builder) -> Component:

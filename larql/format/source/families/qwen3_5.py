@@ -12,7 +12,7 @@ from dataclasses import replace
 from larql.errors import CompileError
 from larql.format.graph import Component, DraftInput, Linear
 from larql.format.rows import RowSelection
-from larql.format.source.builder import Builder, Family, Part
+from larql.format.source.builder import Builder, Family, Naming, Part
 from larql.format.source.families import qwen_hybrid as hybrid
 from larql.format.source.names import hugging_face_naming
 
@@ -77,8 +77,8 @@ def _drafts(target: Builder, component: Component) -> Component | None:
     """
     if not _has_draft(target):
         return None
-    naming = hugging_face_naming(_DRAFT, "", {**hybrid.PARTS, **_DRAFT_PARTS})
-    b = target.beside("mtp", naming)
+    naming = hugging_face_naming(_DRAFT, "", hybrid.PARTS)
+    b = target.beside("mtp", Naming({**naming.parts, **_DRAFT_PARTS}))
     bound = set(b.bindings)
     try:
         return _draft(b, component)

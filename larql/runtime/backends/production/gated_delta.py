@@ -10,7 +10,7 @@ from larql.kernels.activation import activate
 from larql.kernels.forgetting import forget
 from larql.kernels.recurrence import recur
 from larql.runtime.backends.production.arithmetic import Arithmetic, Float32
-from larql.runtime.backends.production.recurrence import convolved, gated_norm, storage, unit
+from larql.runtime.backends.production.recurrence import convolved, gated_norm, unit, whole
 from larql.runtime.regions import Region
 from larql.runtime.taps import BlockTaps
 
@@ -26,7 +26,7 @@ def gated_delta(
     arithmetic: Arithmetic,
 ) -> Float32:
     """Return the operation's output for each position, and carry its state on."""
-    q_rows, k_rows, v_rows, state = storage(regions)
+    q_rows, k_rows, v_rows, state = whole(regions)
     q, k, v, gate, beta, decay = arithmetic.linears(
         [mixer.q, mixer.k, mixer.v, mixer.gate, mixer.beta, mixer.decay], arithmetic.inputs(x)
     )
@@ -43,7 +43,7 @@ def gated_delta(
         "delta",
         unit(q, mixer.key_heads, mixer.unit_eps, mixer.scale),
         unit(k, mixer.key_heads, mixer.unit_eps, 1.0),
-        v, decay, beta, None, state, out,
+        v, decay, beta, None, state.halves, state.turn, out,
     )  # fmt: skip
     normed = gated_norm(mixer.norm, out, gate, mixer.gate_activation, arithmetic)
     return arithmetic.linear(mixer.o, normed)

@@ -12,7 +12,7 @@ from larql.kernels.activation import activate
 from larql.kernels.forgetting import forget
 from larql.kernels.recurrence import recur
 from larql.runtime.backends.production.arithmetic import Arithmetic, Float32
-from larql.runtime.backends.production.recurrence import convolved, gated_norm, storage, unit
+from larql.runtime.backends.production.recurrence import convolved, gated_norm, unit, whole
 from larql.runtime.regions import Region
 from larql.runtime.taps import BlockTaps
 
@@ -28,7 +28,7 @@ def kda(
     arithmetic: Arithmetic,
 ) -> Float32:
     """Return the operation's output for each position, and carry its state on."""
-    q_rows, k_rows, v_rows, state = storage(regions)
+    q_rows, k_rows, v_rows, state = whole(regions)
     q, k, v, beta, low_decay, low_gate = arithmetic.linears(
         [mixer.q, mixer.k, mixer.v, mixer.beta, mixer.decay_down, mixer.gate_down],
         arithmetic.inputs(x),
@@ -48,7 +48,8 @@ def kda(
         "delta",
         unit(q, mixer.heads, mixer.unit_eps, mixer.scale),
         unit(k, mixer.heads, mixer.unit_eps, 1.0),
-        v, decay.reshape(len(x), mixer.heads, mixer.key_dim), beta, None, state, out,
+        v, decay.reshape(len(x), mixer.heads, mixer.key_dim), beta, None, state.halves,
+        state.turn, out,
     )  # fmt: skip
     normed = gated_norm(mixer.norm, out, gate, mixer.gate_activation, arithmetic)
     return arithmetic.linear(mixer.o, normed)

@@ -14,7 +14,7 @@ from larql.runtime.backends.production.arithmetic import Arithmetic, Float32
 from larql.runtime.regions import Region
 from larql.runtime.whole_regions import WholeRegion
 
-__all__ = ["convolved", "gated", "gated_norm", "kind_of", "storage", "unit"]
+__all__ = ["convolved", "gated", "gated_norm", "kind_of", "unit", "whole"]
 
 
 def kind_of(activation: Activation) -> Kind:
@@ -22,15 +22,15 @@ def kind_of(activation: Activation) -> Kind:
     return "gelu_erf" if activation == "gelu" else activation
 
 
-def storage(regions: Sequence[Region]) -> list[Float32]:
-    """Return the memory of an operation's regions, all of which change with every position."""
-    found = [region.storage for region in regions if isinstance(region, WholeRegion)]
+def whole(regions: Sequence[Region]) -> list[WholeRegion]:
+    """Return an operation's regions, all of which change with every position."""
+    found = [region for region in regions if isinstance(region, WholeRegion)]
     assert len(found) == len(regions)
     return found
 
 
 def convolved(
-    convolutions: Sequence[tuple[Convolution, Float32, Float32]],
+    convolutions: Sequence[tuple[Convolution, WholeRegion, Float32]],
     arithmetic: Arithmetic,
     before: Float32 | None = None,
     after: Float32 | None = None,
@@ -40,7 +40,7 @@ def convolved(
     Parameters
     ----------
     convolutions : sequence of (Convolution, rows, inputs)
-        Rows float32 ``[taps - 1, channels]`` from the state, inputs float32 ``[T, channels]``.
+        Inputs are float32 ``[T, channels]``.
     arithmetic : Arithmetic
         Holds the operands.
     before, after : float32 ``[T, channels]`` or None
@@ -55,7 +55,10 @@ def convolved(
     for conv, rows, inputs in convolutions:
         out = arithmetic.memory.take(inputs.shape)
         bias = None if conv.bias is None else arithmetic.vectors[conv.bias]
-        part = Convolved(inputs, rows, arithmetic.columns(conv.weight), out, bias, before, after)
+        part = Convolved(
+            inputs, rows.halves, rows.turn, arithmetic.columns(conv.weight), out, bias, before,
+            after,
+        )  # fmt: skip
         name = NONE if conv.activation is None else kind_of(conv.activation)
         parts.setdefault(name, []).append(part)
         made.append(out)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from larql.format.graph import ShortConvolution
 from larql.runtime.backends.production.arithmetic import Arithmetic, Float32
-from larql.runtime.backends.production.recurrence import convolved, storage
+from larql.runtime.backends.production.recurrence import convolved, whole
 from larql.runtime.regions import Region
 from larql.runtime.taps import BlockTaps
 
@@ -22,7 +22,7 @@ def short_convolution(
     arithmetic: Arithmetic,
 ) -> Float32:
     """Return the operation's output for each position, and keep its last inputs."""
-    (rows,) = storage(regions)
+    (rows,) = whole(regions)
     before, after, values = arithmetic.linears([mixer.b, mixer.c, mixer.v], arithmetic.inputs(x))
     (found,) = convolved([(mixer.conv, rows, values)], arithmetic, before, after)
     return arithmetic.linear(mixer.o, found)

@@ -9,7 +9,7 @@ from larql.format.graph import Ssm
 from larql.kernels.forgetting import forget
 from larql.kernels.recurrence import recur
 from larql.runtime.backends.production.arithmetic import Arithmetic, Float32
-from larql.runtime.backends.production.recurrence import convolved, gated, storage
+from larql.runtime.backends.production.recurrence import convolved, gated, whole
 from larql.runtime.regions import Region
 from larql.runtime.taps import BlockTaps
 
@@ -25,7 +25,7 @@ def ssm(
     arithmetic: Arithmetic,
 ) -> Float32:
     """Return the operation's output for each position, and carry its state on."""
-    x_rows, b_rows, c_rows, state = storage(regions)
+    x_rows, b_rows, c_rows, state = whole(regions)
     count = len(x)
     gate, inner, b, c, step = arithmetic.linears(
         [mixer.gate, mixer.x, mixer.b, mixer.c, mixer.step], arithmetic.inputs(x)
@@ -43,7 +43,8 @@ def ssm(
         "sum",
         c.reshape(count, mixer.groups, mixer.state_dim),
         b.reshape(count, mixer.groups, mixer.state_dim),
-        inner.reshape(out.shape), decay, step, arithmetic.vectors[mixer.skip], state, out,
+        inner.reshape(out.shape), decay, step, arithmetic.vectors[mixer.skip], state.halves,
+        state.turn, out,
     )  # fmt: skip
     y = gated(out.reshape(count, -1), gate, mixer.gate_activation)
     normed = arithmetic.norm(mixer.norm, y.reshape(count * mixer.groups, -1))

@@ -32,7 +32,8 @@ def gated_delta(
     arithmetic: Arithmetic,
 ) -> list[Float64]:
     """Return the operation's output for each position, and carry its state on."""
-    q_rows, k_rows, v_rows, state = whole(regions)
+    q_rows, k_rows, v_rows, region = whole(regions)
+    state = region.successor()
     heads, key_heads = mixer.value_heads, mixer.key_heads
     q = convolved(mixer.q_conv, arithmetic.linear(mixer.q, inputs), q_rows, arithmetic)
     k = convolved(mixer.k_conv, arithmetic.linear(mixer.k, inputs), k_rows, arithmetic)
@@ -50,7 +51,7 @@ def gated_delta(
         strict=True,
     ):
         read = delta_step(
-            state.storage,
+            state,
             unit(query, mixer.unit_eps) * mixer.scale,
             unit(key, mixer.unit_eps),
             value,

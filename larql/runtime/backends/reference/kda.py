@@ -32,8 +32,8 @@ def kda(
     arithmetic: Arithmetic,
 ) -> list[Float64]:
     """Return the operation's output for each position, and carry its state on."""
-    q_rows, k_rows, v_rows, state = whole(regions)
-    heads = mixer.heads
+    q_rows, k_rows, v_rows, region = whole(regions)
+    heads, state = mixer.heads, region.successor()
     q = convolved(mixer.q_conv, arithmetic.linear(mixer.q, inputs), q_rows, arithmetic)
     k = convolved(mixer.k_conv, arithmetic.linear(mixer.k, inputs), k_rows, arithmetic)
     v = convolved(mixer.v_conv, arithmetic.linear(mixer.v, inputs), v_rows, arithmetic)
@@ -52,7 +52,7 @@ def kda(
         strict=True,
     ):
         read = delta_step(
-            state.storage,
+            state,
             unit(query, mixer.unit_eps) * mixer.scale,
             unit(key, mixer.unit_eps),
             value,

@@ -28,12 +28,12 @@ def convolved(
     """Return the convolution of each position's input ``[channels]``, and keep the last inputs."""
     weight = arithmetic.rows(conv.weight, np.arange(conv.channels))
     bias = 0.0 if conv.bias is None else arithmetic.vector(conv.bias)
-    outputs = []
+    outputs, rows = [], region.successor()
     for x in inputs:
-        seen = np.concatenate([region.storage, x[None]])
+        seen = np.concatenate([rows, x[None]])
         y = bias + sum(weight[:, tap] * seen[tap] for tap in range(conv.taps))
         outputs.append(y if conv.activation is None else ACTIVATIONS[conv.activation](y))
-        region.storage[...] = seen[1:]
+        rows[...] = seen[1:]
     return outputs
 
 

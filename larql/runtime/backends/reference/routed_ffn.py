@@ -28,7 +28,9 @@ def routed_ffn(
         If a router's scores are not finite.
     """
     router = mixer.router
-    logits = arithmetic.linear(router.scores, inputs)
+    read = [arithmetic.norm(router.norm, x) for x in inputs]
+    logits = [row * router.factor for row in arithmetic.linear(router.scores, read)]
+    rows = [arithmetic.norm(mixer.norm, x) for x in inputs]
     correction = None if router.correction is None else arithmetic.vector(router.correction)
     factors = None if router.expert_scale is None else arithmetic.vector(router.expert_scale)
     choices = [choose(router, row, correction, factors) for row in logits]
@@ -38,20 +40,22 @@ def routed_ffn(
             wanted.setdefault(int(expert), []).append(t)
     made: dict[tuple[int, int], Float64] = {}
     for expert, positions in wanted.items():
-        found = _expert(mixer.bank, expert, [inputs[t] for t in positions], arithmetic)
+        found = _expert(mixer.bank, expert, [rows[t] for t in positions], arithmetic)
         made.update(((t, expert), y) for t, y in zip(positions, found, strict=True))
     outputs = []
     for t, (_, chosen, weights) in enumerate(choices):
         output = np.zeros_like(inputs[t])
         for expert, weight in zip(chosen, weights, strict=True):
             output = output + weight * made[t, int(expert)]
-        outputs.append(output)
+        outputs.append(arithmetic.norm(mixer.post_norm, output))
     if mixer.shared is not None:
-        shared = dense_ffn(mixer.shared.ffn, inputs, (), 0, None, arithmetic)
+        beside = [arithmetic.norm(mixer.shared.norm, x) for x in inputs]
+        shared = dense_ffn(mixer.shared.ffn, beside, (), 0, None, arithmetic)
         if mixer.shared.gate is not None:
             gates = arithmetic.linear(mixer.shared.gate, inputs)
             pairs = zip(gates, shared, strict=True)
             shared = [ACTIVATIONS["sigmoid"](gate) * output for gate, output in pairs]
+        shared = [arithmetic.norm(mixer.shared.post_norm, row) for row in shared]
         outputs = [output + more for output, more in zip(outputs, shared, strict=True)]
     if taps is not None:
         taps.routing = Routing(

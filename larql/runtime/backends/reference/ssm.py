@@ -28,7 +28,7 @@ def ssm(
 ) -> list[Float64]:
     """Return the operation's output for each position, and carry its state on."""
     x_rows, b_rows, c_rows, region = whole(regions)
-    state, heads, groups = region.storage, mixer.heads, mixer.groups
+    state, heads, groups = region.successor(), mixer.heads, mixer.groups
     xs = convolved(mixer.x_conv, arithmetic.linear(mixer.x, inputs), x_rows, arithmetic)
     bs = convolved(mixer.b_conv, arithmetic.linear(mixer.b, inputs), b_rows, arithmetic)
     cs = convolved(mixer.c_conv, arithmetic.linear(mixer.c, inputs), c_rows, arithmetic)

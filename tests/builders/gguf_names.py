@@ -1,0 +1,162 @@
+"""A Hugging Face checkpoint of safetensors as a GGUF file: names, row order, norms, metadata.
+
+What llama.cpp's converter does is done here from its description, not with the code under test.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from tests.builders.gguf import GGML_BF16, GGML_F32, Tensor, f32, u32, write_gguf
+
+Array = npt.NDArray[Any]
+
+_WHOLE = {
+    "model.embed_tokens.weight": "token_embd.weight",
+    "model.norm.weight": "output_norm.weight",
+    "lm_head.weight": "output.weight",
+}
+_LAYER = {
+    "input_layernorm": "attn_norm",
+    "self_attn.q_proj": "attn_q",
+    "self_attn.k_proj": "attn_k",
+    "self_attn.v_proj": "attn_v",
+    "self_attn.qkv_proj": "attn_qkv",
+    "self_attn.o_proj": "attn_output",
+    "self_attn.q_norm": "attn_q_norm",
+    "self_attn.k_norm": "attn_k_norm",
+    "post_attention_layernorm": "ffn_norm",
+    "mlp.gate_proj": "ffn_gate",
+    "mlp.up_proj": "ffn_up",
+    "mlp.gate_up_proj": "ffn_up",
+    "mlp.down_proj": "ffn_down",
+}
+POST_NORMS = {
+    "post_attention_layernorm": "post_attention_norm",
+    "pre_feedforward_layernorm": "ffn_norm",
+    "post_feedforward_layernorm": "post_ffw_norm",
+}
+
+
+@dataclass(frozen=True)
+class Conversion:
+    """How a family's files differ from the usual.
+
+    Attributes
+    ----------
+    architecture : str
+    adjacent : bool
+        Rows of q and k are reordered so that neighbours turn together.
+    offset_norms : bool
+        1 is added to every norm weight.
+    names : mapping
+        Names inside a layer that differ.
+    keys : callable
+        From ``config.json`` to metadata, without the architecture's prefix.
+    tensors : callable
+        From ``config.json`` to tensors that only a GGUF file has.
+    """
+
+    architecture: str
+    adjacent: bool = False
+    offset_norms: bool = False
+    names: Mapping[str, str] = field(default_factory=dict)
+    keys: Callable[[Mapping[str, Any]], dict[str, object]] = lambda config: {}
+    tensors: Callable[[Mapping[str, Any]], dict[str, list[float]]] = lambda config: {}
+
+
+def write_as_gguf(checkpoint: Path, path: Path, conversion: Conversion) -> Path:
+    """Write a checkpoint directory as a GGUF file, matrices as they are stored."""
+    config = json.loads((checkpoint / "config.json").read_text())
+    prefix = conversion.architecture
+    metadata: dict[str, object] = {"general.architecture": prefix, "general.name": "oracle"}
+    keys = {**_usual_keys(config), **conversion.keys(config)}
+    metadata |= {f"{prefix}.{key}": value for key, value in keys.items()}
+    tensors: list[Tensor] = []
+    for name, rows in _stored(checkpoint).items():
+        tensors.append(_converted(name, rows, config, conversion))
+    for name, values in conversion.tensors(config).items():
+        data = np.array(values, "<f4")
+        tensors.append((name, data.shape, GGML_F32, data.tobytes()))
+    return write_gguf(path, metadata, tensors)[0]
+
+
+def _usual_keys(config: Mapping[str, Any]) -> dict[str, object]:
+    keys = {
+        "block_count": u32(config["num_hidden_layers"]),
+        "context_length": u32(config["max_position_embeddings"]),
+        "embedding_length": u32(config["hidden_size"]),
+        "feed_forward_length": u32(config["intermediate_size"]),
+        "attention.head_count": u32(config["num_attention_heads"]),
+        "attention.head_count_kv": u32(config["num_key_value_heads"]),
+        "attention.layer_norm_rms_epsilon": f32(config["rms_norm_eps"]),
+        "rope.freq_base": f32(rope_of(config)["rope_theta"]),
+    }
+    if config.get("head_dim"):
+        keys["attention.key_length"] = u32(config["head_dim"])
+        keys["attention.value_length"] = u32(config["head_dim"])
+    return keys
+
+
+def rope_of(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The rotary settings of a configuration of either style."""
+    if "rope_parameters" in config:
+        return dict(config["rope_parameters"])
+    return {"rope_theta": config["rope_theta"], **(config["rope_scaling"] or {})}
+
+
+def yarn_keys(config: Mapping[str, Any]) -> dict[str, object]:
+    """Metadata of yarn."""
+    rope = rope_of(config)
+    return {
+        "rope.scaling.type": "yarn",
+        "rope.scaling.factor": f32(rope["factor"]),
+        "rope.scaling.original_context_length": u32(rope["original_max_position_embeddings"]),
+        "rope.scaling.yarn_beta_fast": f32(rope["beta_fast"]),
+        "rope.scaling.yarn_beta_slow": f32(rope["beta_slow"]),
+    }
+
+
+def _stored(checkpoint: Path) -> dict[str, tuple[str, Array]]:
+    """Each tensor's dtype and elements; bfloat16 as uint16."""
+    found = {}
+    for file in sorted(checkpoint.glob("*.safetensors")):
+        data = file.read_bytes()
+        begin = 8 + int.from_bytes(data[:8], "little")
+        for name, entry in json.loads(data[8:begin]).items():
+            if name != "__metadata__":
+                first, last = (begin + offset for offset in entry["data_offsets"])
+                dtype = "<f4" if entry["dtype"] == "F32" else "<u2"
+                rows = np.frombuffer(data[first:last], dtype).reshape(entry["shape"])
+                found[name] = (entry["dtype"], rows)
+    return found
+
+
+def _converted(
+    name: str, stored: tuple[str, Array], config: Mapping[str, Any], conversion: Conversion
+) -> Tensor:
+    dtype, rows = stored
+    heads = {"q_proj": config["num_attention_heads"], "k_proj": config["num_key_value_heads"]}
+    part = name.split(".")[-2]
+    if conversion.adjacent and part in heads:
+        halves = rows.reshape(heads[part], 2, len(rows) // heads[part] // 2, *rows.shape[1:])
+        rows = halves.swapaxes(1, 2).reshape(rows.shape)
+    if name in _WHOLE:
+        new = _WHOLE[name]
+    else:
+        _model, _layers, layer, rest = name.split(".", 3)
+        inside, suffix = rest.rsplit(".", 1)
+        new = f"blk.{layer}.{({**_LAYER, **conversion.names})[inside]}.{suffix}"
+    if rows.ndim > 1:
+        return new, rows.shape, GGML_F32 if dtype == "F32" else GGML_BF16, rows.tobytes()
+    values = rows if dtype == "F32" else (rows.astype("<u4") << 16).view("<f4")
+    if conversion.offset_norms and "norm" in name:
+        values = values + np.float32(1)
+    return new, values.shape, GGML_F32, np.ascontiguousarray(values, "<f4").tobytes()

@@ -1,0 +1,97 @@
+"""Recorded oracles again, their checkpoints rewritten as GGUF files."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from larql.runtime.run import RunOptions, open_run
+from larql.runtime.session import Session
+from tests.builders.containers import make_container
+from tests.builders.gguf import f32, u32
+from tests.builders.gguf_names import POST_NORMS, Conversion, rope_of, write_as_gguf, yarn_keys
+from tests.oracles.recorded import OWN, load_oracle
+from tests.oracles.test_oracles import BACKENDS, assert_close
+
+
+def _phi3_keys(config: Mapping[str, Any]) -> dict[str, object]:
+    share = rope_of(config).get("partial_rotary_factor") or config.get("partial_rotary_factor")
+    dims = int(share * config["hidden_size"] // config["num_attention_heads"])
+    longer = config["max_position_embeddings"] / config["original_max_position_embeddings"]
+    magnitude = 1.0
+    if longer > 1.0:
+        original = config["original_max_position_embeddings"]
+        magnitude = float(np.sqrt(1.0 + np.log(longer) / np.log(original)))
+    return {
+        "rope.dimension_count": u32(dims),
+        "rope.scaling.original_context_length": u32(config["original_max_position_embeddings"]),
+        "rope.scaling.attn_factor": f32(magnitude),
+        "attention.sliding_window": u32(config["sliding_window"] or 0),
+    }
+
+
+def _phi3_tensors(config: Mapping[str, Any]) -> dict[str, list[float]]:
+    rope = rope_of(config)
+    if "long_factor" not in rope:
+        return {}
+    return {
+        "rope_factors_long.weight": rope["long_factor"],
+        "rope_factors_short.weight": rope["short_factor"],
+    }
+
+
+PHI3 = Conversion("phi3", keys=_phi3_keys, tensors=_phi3_tensors)
+CASES = {
+    "llama": Conversion("llama", adjacent=True),
+    "mistral-yarn": Conversion("llama", adjacent=True, keys=yarn_keys),
+    "qwen2-older": Conversion(
+        "qwen2",
+        keys=lambda config: {"rope.scaling.type": "linear", "rope.scaling.factor": f32(2.0)},
+    ),
+    "qwen3-yarn": Conversion("qwen3", keys=yarn_keys),
+    "phi3": PHI3,
+    "phi3-short": PHI3,
+    "phi3-long": PHI3,
+    "granite": Conversion(
+        "granite",
+        adjacent=True,
+        keys=lambda config: {
+            "attention.scale": f32(config["attention_multiplier"]),
+            "embedding_scale": f32(config["embedding_multiplier"]),
+            "residual_scale": f32(config["residual_multiplier"]),
+            "logit_scale": f32(config["logits_scaling"]),
+            "rope.dimension_count": u32(8),
+        },
+    ),
+    "smollm3-older": Conversion("smollm3", adjacent=True),
+    "olmo2": Conversion("olmo2", names=POST_NORMS),
+    "gemma2-older": Conversion(
+        "gemma2",
+        offset_norms=True,
+        names=POST_NORMS,
+        keys=lambda config: {
+            "attn_logit_softcapping": f32(config["attn_logit_softcapping"]),
+            "final_logit_softcapping": f32(config["final_logit_softcapping"]),
+            "attention.sliding_window": u32(config["sliding_window"]),
+        },
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+@BACKENDS
+def test_a_gguf_file_computes_what_the_checkpoint_does(
+    tmp_path: Path, name: str, backend: str
+) -> None:
+    oracle = load_oracle(name, OWN)
+    path = write_as_gguf(oracle.checkpoint, tmp_path / "m.gguf", CASES[name])
+    run = open_run(make_container(path, tmp_path / "out"), RunOptions(backend=backend))
+    tokens = [*oracle.tokens, *oracle.greedy]
+    session = Session(run.prepared, len(tokens))
+    logits = session.logits(session.advance(tokens))
+    assert_close(logits[: len(oracle.tokens)], oracle.logits)
+    assert logits[len(oracle.tokens) - 1 : -1].argmax(axis=1).tolist() == oracle.greedy
