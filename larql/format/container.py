@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -27,6 +28,7 @@ from larql.format.index import (
 from larql.format.lyrw.v2 import BankFile
 from larql.format.moe.defects import manifest_defects
 from larql.format.moe.from_graph import manifest_of
+from larql.format.moe.manifest import Manifest
 from larql.format.moe.manifest_json import manifest_from_json
 from larql.format.progress import Progress
 from larql.format.segment import Segment, hash_file
@@ -311,8 +313,24 @@ def _verify_manifest(container: Container, graph: Graph) -> Iterator[Defect]:
         meant = manifest_of(component, files)
     except KeyError:
         return  # an operand of experts is missing, which is a defect of its own
-    if manifest != meant:
+    for storage in manifest.storages:
+        for file in storage.files:
+            if file not in index.segments:
+                yield Defect(name, f"storage {storage.key} names {file}, which is no segment")
+    if manifest != _cut_alike(meant, manifest):
         yield Defect(name, "is not the manifest that the graph implies")
+
+
+def _cut_alike(meant: Manifest | None, found: Manifest) -> Manifest | None:
+    """Give each bank the files of another manifest, where these hold the one that is meant.
+
+    The graph does not say into how many files a bank is cut.
+    """
+    if meant is None:
+        return None
+    cuts = {(s.key, s.bank_id, file): s for s in found.storages for file in s.files}
+    storages = (cuts.get((s.key, s.bank_id, s.files[0]), s) for s in meant.storages)
+    return dataclasses.replace(meant, storages=tuple(storages))
 
 
 def _verify_files(container: Container, progress: Progress) -> Iterator[Defect]:

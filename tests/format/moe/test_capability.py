@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from larql.errors import BindingDefect, ContainerError, UsageError
-from larql.format.container import Container
+from larql.format.container import Container, verify_container
 from larql.format.lyrw.tables import BankSegment, Tables
 from larql.format.lyrw.v2 import BankFile
 from larql.format.lyrw.v2_writer import write_banks
@@ -361,6 +361,7 @@ def test_shards_are_judged_together_and_by_segment(mixture: Path, tmp_path: Path
     names = shard(directory)
     found = ask(directory)
     assert of(found, "walk").admitted and of(found, "local_decode").admitted
+    assert verify_container(Container(directory), SilentProgress()) == []
     made = reconstruct(
         Container(directory), tmp_path / "back", force=False, progress=SilentProgress()
     )
