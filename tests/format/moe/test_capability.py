@@ -133,6 +133,21 @@ def test_missing_by_declaration_and_without_it_differ_in_the_diagnosis_alone(
     assert ask(declared, "all").defects
 
 
+def test_reconstruction_is_of_the_document_whatever_a_profile_leaves_out(
+    dense: Path, tmp_path: Path
+) -> None:
+    def change(index: Any) -> None:
+        index["profiles"] = {"default": {"omits": [LAYER]}}
+
+    directory = edit_index(copy_container(dense, tmp_path / "c"), change)
+    found = ask(directory)
+    assert not of(found, "local_decode").admitted
+    assert of(found, "reconstruct_canonical").admitted
+    (directory / f"segments/{LAYER}.safetensors").unlink()
+    states = {d.state for d in of(ask(directory), "reconstruct_canonical").diagnoses}
+    assert states == {"absent: nowhere"}
+
+
 def test_declared_remote_is_a_matter_of_fetching(dense: Path, tmp_path: Path) -> None:
     def change(index: Any) -> None:
         index["profiles"] = {"default": {"remote": [LAYER]}}
