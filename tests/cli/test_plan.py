@@ -205,6 +205,12 @@ def test_a_long_header_takes_another_request(
     assert sent(hub) == found["headers_fetched"] <= len(gguf)
     local = cli("vindex3", "plan", models / "llama.gguf", "--json").json
     assert found["components"] == local["components"]
+    # A hub without ranges answers the second request from the beginning, which is not what was
+    # asked for.
+    hub.ignore_ranges = True
+    answer = cli("vindex3", "plan", "hf://o/m")
+    assert answer.status == 2
+    assert "serves no ranges" in answer.problem
 
 
 def test_a_refusal_does_not_name_the_place_of_the_headers(

@@ -133,13 +133,15 @@ def test_missing_by_declaration_and_without_it_differ_in_the_diagnosis_alone(
     assert ask(declared, "all").defects
 
 
+@pytest.mark.parametrize("which", ["dense", "mixture"])
 def test_reconstruction_is_of_the_document_whatever_a_profile_leaves_out(
-    dense: Path, tmp_path: Path
+    which: str, request: pytest.FixtureRequest, tmp_path: Path
 ) -> None:
     def change(index: Any) -> None:
         index["profiles"] = {"default": {"omits": [LAYER]}}
 
-    directory = edit_index(copy_container(dense, tmp_path / "c"), change)
+    whole: Path = request.getfixturevalue(which)
+    directory = edit_index(copy_container(whole, tmp_path / "c"), change)
     found = ask(directory)
     assert not of(found, "local_decode").admitted
     assert of(found, "reconstruct_canonical").admitted
