@@ -70,6 +70,7 @@ COMMANDS: Mapping[str, Command | Group] = MappingProxyType(
         "verify": Command(
             "Check a container's bytes, and whether it will run.", "larql.cli.verify"
         ),
+        "reconstruct": Command("Write a container's checkpoint back.", "larql.cli.reconstruct"),
         "tokenize": Command("Convert text to token ids, and back.", "larql.cli.tokenize"),
         "perplexity": Command("Measure a model on a text file.", "larql.cli.perplexity"),
         "bench": Command(
@@ -92,6 +93,10 @@ COMMANDS: Mapping[str, Command | Group] = MappingProxyType(
                     ),
                     "ops": Command(
                         "List a container's plan, operation by operation.", "larql.cli.ops"
+                    ),
+                    "capability": Command(
+                        "Say what a container can do, how faithfully, and what it lacks.",
+                        "larql.cli.capability",
                     ),
                 }
             ),

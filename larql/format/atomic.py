@@ -88,7 +88,7 @@ def recover(path: Path) -> None:
 
 @contextmanager
 def write_directory(
-    path: Path, *, force: bool, replaceable: Callable[[Path], bool]
+    path: Path, *, force: bool, replaceable: Callable[[Path], bool], kind: str = "a container"
 ) -> Iterator[Path]:
     """Yield a temporary directory that becomes ``path`` if the body completes.
 
@@ -101,6 +101,8 @@ def write_directory(
     replaceable : callable
         Says of an existing directory whether it is of the kind that ``force`` may replace; an
         empty directory always is.
+    kind : str
+        What that is, for the refusal.
 
     Raises
     ------
@@ -108,7 +110,7 @@ def write_directory(
         If the path exists and must not be replaced, or cannot be written.
     """
     path = Path(os.path.abspath(path))  # noqa: PTH100 - a symlink at the end must stay one
-    check_output(path, force=force, replaceable=replaceable)
+    check_output(path, force=force, replaceable=replaceable, kind=kind)
     try:
         temporary, descriptor = _begin(path)
     except OSError as error:
@@ -120,7 +122,7 @@ def write_directory(
                 _sync_directory(file)
         _sync_directory(temporary)
         # The body may have taken minutes: what is there now may not be what was there before.
-        check_output(path, force=force, replaceable=replaceable)
+        check_output(path, force=force, replaceable=replaceable, kind=kind)
         _install(temporary, path)
     except OSError as error:
         raise explain_os_error(error, path) from error
@@ -169,8 +171,10 @@ def _remove_if_dead(directory: Path) -> None:
             os.close(descriptor)
 
 
-def check_output(path: Path, *, force: bool, replaceable: Callable[[Path], bool]) -> None:
-    """Refuse an output path before any work is done.
+def check_output(
+    path: Path, *, force: bool, replaceable: Callable[[Path], bool], kind: str = "a container"
+) -> None:
+    """Refuse an output path before any work is done; ``kind`` is what may be replaced.
 
     Raises
     ------
@@ -187,7 +191,7 @@ def check_output(path: Path, *, force: bool, replaceable: Callable[[Path], bool]
         raise explain_os_error(error, path) from None
     if not is_directory or not replaceable(path):
         raise OutputError(
-            f"{path}: exists and is not a container; it will not be replaced, choose another path"
+            f"{path}: exists and is not {kind}; it will not be replaced, choose another path"
         )
     if not force:
         raise OutputError(f"{path}: exists; give --force to replace it, or choose another path")

@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
 from larql.errors import ContainerError
 from larql.format.index import Representation
 from larql.format.lyrw.codes import format_code, packing_of
-from larql.format.lyrw.tables import RegionSchema
+from larql.format.lyrw.tables import Bank, RegionSchema
 from larql.format.lyrw.v2 import BankFile
 
-__all__ = ["BANK_SCHEMA", "region_name", "region_schema"]
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
+__all__ = ["BANK_SCHEMA", "EntryRegions", "entry_regions", "find_schema", "region_name"]
 
 BANK_SCHEMA = "lyrw"
 """``schema`` of a segment that holds expert banks."""
@@ -19,13 +27,13 @@ def region_name(bank_id: int, number: int) -> str:
     return f"{bank_id}/{number}"
 
 
-def region_schema(file: BankFile, value: Representation) -> tuple[int, RegionSchema]:
-    """Return bank id and schema of a representation's regions, all of which the file holds.
+def find_schema(file: BankFile, value: Representation) -> tuple[Bank, RegionSchema]:
+    """Return bank and schema of a representation's regions, whatever they are.
 
     Raises
     ------
     ContainerError
-        If it names no schema of the file, or entries, shape or encoding are not as the index says.
+        If it names no schema of the file.
     """
     where = f"{file.path}: operand {value.operand}"
     bank_text, slash, schema_text = value.tensor.partition("/")
@@ -40,7 +48,48 @@ def region_schema(file: BankFile, value: Representation) -> tuple[int, RegionSch
     found = [schema for schema in bank.schemas if schema.schema_index == int(schema_text)]
     if not found:
         raise ContainerError(f"{where}: bank {bank_text} has no schema {schema_text}")
-    (schema,) = found
+    return bank, found[0]
+
+
+@dataclass(frozen=True)
+class EntryRegions:
+    """Where the regions of an operand's entries are.
+
+    Attributes
+    ----------
+    bank_id : int
+    schema : RegionSchema
+    files : tuple of BankFile
+        For each entry the file that holds it.
+    """
+
+    bank_id: int
+    schema: RegionSchema
+    files: tuple[BankFile, ...]
+
+    def stored(self, entry: int) -> npt.NDArray[np.uint8]:
+        """Return one entry's region as stored, a read-only mapped view ``uint8 [nbytes]``."""
+        return self.files[entry].stored_bytes(self.bank_id, entry, self.schema)
+
+
+def entry_regions(files: Sequence[BankFile], value: Representation) -> EntryRegions:
+    """Return where a representation's regions are, of which the files hold all.
+
+    Parameters
+    ----------
+    files : sequence of BankFile
+        The file that the representation names first; the others hold the rest of its bank.
+    value : Representation
+
+    Raises
+    ------
+    ContainerError
+        If it names no schema of a file, entries, shape or encoding are not as the index says, or
+        not every entry is in just one of the files.
+    """
+    file = files[0]
+    where = f"{file.path}: operand {value.operand}"
+    bank, schema = find_schema(file, value)
     rows = value.shape[1] if len(value.shape) == 3 else 1
     expected = (
         value.shape[0], format_code(value.encoding), packing_of(value.encoding), rows,
@@ -52,9 +101,20 @@ def region_schema(file: BankFile, value: Representation) -> tuple[int, RegionSch
             f"{where}: {bank.num_entries} entries of {schema.describe()}, expected "
             f"{list(value.shape)} in {value.encoding.name}"
         )
-    held = sum(s.entry_count for s in file.tables.segments if s.bank_id == bank.bank_id)
-    if held != bank.num_entries:
+    owners: dict[int, BankFile] = {}
+    held = 0
+    for other in files:
+        if find_schema(other, value) != (bank, schema):
+            raise ContainerError(f"{other.path}: has other banks than {file.path}")
+        for segment in other.tables.segments:
+            if segment.bank_id == bank.bank_id:
+                held += segment.entry_count
+                owners.update(dict.fromkeys(range(segment.first_entry, segment.end), other))
+    if not held == len(owners) == bank.num_entries:
         raise ContainerError(
-            f"{where}: the file holds {held} of {bank.num_entries} entries, expected all"
+            f"{where}: the bank's files hold {held} of {bank.num_entries} entries, expected each "
+            f"once"
         )
-    return bank.bank_id, schema
+    return EntryRegions(
+        bank.bank_id, schema, tuple(owners[entry] for entry in range(bank.num_entries))
+    )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -10,7 +11,7 @@ from pathlib import Path
 
 from larql.errors import BindingDefect, ContainerError, LarqlError, SourceError, UsageError
 from larql.format.atomic import recover
-from larql.format.banks import region_schema
+from larql.format.banks import EntryRegions, entry_regions
 from larql.format.closure import Defect, check_closure, check_geometry
 from larql.format.digest import sha256_of
 from larql.format.generation import Generation, generation_of
@@ -27,6 +28,7 @@ from larql.format.index import (
 from larql.format.lyrw.v2 import BankFile
 from larql.format.moe.defects import manifest_defects
 from larql.format.moe.from_graph import manifest_of
+from larql.format.moe.manifest import Manifest
 from larql.format.moe.manifest_json import manifest_from_json
 from larql.format.progress import Progress
 from larql.format.segment import Segment, hash_file
@@ -191,6 +193,39 @@ class Container:
             self._bank_files[name] = BankFile(self.path / name, self.index.schema)
         return self._bank_files[name]
 
+    @cached_property
+    def _storages(self) -> Mapping[str, tuple[str, ...]]:
+        """By file, all files that hold a bank together."""
+        if self.index.moe_manifest is None:
+            return {}
+        path = self.path / self.index.moe_manifest
+        manifest = manifest_from_json(load_json(path), str(path))
+        return {name: item.files for item in manifest.storages for name in item.files}
+
+    def bank_names(self, name: str) -> tuple[str, ...]:
+        """Return the files of which one holds a part of a bank, that one first.
+
+        Raises
+        ------
+        ContainerError, GenerationError, UnsupportedRefusal
+            If the file is malformed, or is one of several and the manifest cannot be read.
+        """
+        if not self.bank_file(name).tables.one_of_several:
+            return (name,)
+        others = self._storages.get(name, (name,))
+        return (name, *(other for other in others if other != name))
+
+    def entries(self, value: Representation) -> EntryRegions:
+        """Return where the regions of an operand of experts are.
+
+        Raises
+        ------
+        ContainerError, GenerationError, UnsupportedRefusal
+            As :func:`~larql.format.banks.entry_regions`, or if a file is missing or malformed.
+        """
+        names = self.bank_names(value.segment)
+        return entry_regions([self.bank_file(name) for name in names], value)
+
     def text_files(self) -> dict[str, Path]:
         """Return the container's files outside segments, graph and manifest, by name."""
         own = {self.index.system_graph, self.index.moe_manifest, *self.index.segments}
@@ -278,8 +313,24 @@ def _verify_manifest(container: Container, graph: Graph) -> Iterator[Defect]:
         meant = manifest_of(component, files)
     except KeyError:
         return  # an operand of experts is missing, which is a defect of its own
-    if manifest != meant:
+    for storage in manifest.storages:
+        for file in storage.files:
+            if file not in index.segments:
+                yield Defect(name, f"storage {storage.key} names {file}, which is no segment")
+    if manifest != _cut_alike(meant, manifest):
         yield Defect(name, "is not the manifest that the graph implies")
+
+
+def _cut_alike(meant: Manifest | None, found: Manifest) -> Manifest | None:
+    """Give each bank the files of another manifest, where these hold the one that is meant.
+
+    The graph does not say into how many files a bank is cut.
+    """
+    if meant is None:
+        return None
+    cuts = {(s.key, s.bank_id, file): s for s in found.storages for file in s.files}
+    storages = (cuts.get((s.key, s.bank_id, s.files[0]), s) for s in meant.storages)
+    return dataclasses.replace(meant, storages=tuple(storages))
 
 
 def _verify_files(container: Container, progress: Progress) -> Iterator[Defect]:
@@ -313,7 +364,7 @@ def _verify_files(container: Container, progress: Progress) -> Iterator[Defect]:
 def _verify_representation(container: Container, value: Representation) -> Defect | None:
     try:
         if container.index.holds_banks(value.segment):
-            region_schema(container.bank_file(value.segment), value)
+            container.entries(value)
         else:
             segment = container.segment(value.segment)
             segment.check(value.tensor, value.encoding, value.shape)

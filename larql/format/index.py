@@ -50,6 +50,7 @@ Fidelity = Literal[
 ]
 _FIDELITIES: tuple[str, ...] = get_args(Fidelity)
 _AUTHORITIES = ("canonical", "derived")
+_FORMS = ("rows", "columns", "values_and_scales")
 _KNOWN_FIELDS = (
     "version",
     "model",
@@ -88,6 +89,14 @@ class SourceBinding:
         Of the bytes in the checkpoint: the tensor's, or those of the rows that were taken.
     rows : RowSelection or None
         Which rows of the tensor were taken; None: all.
+    shape : tuple of int or None
+        The tensor's own shape; None: the operand's, or that of one entry where ``tensor`` holds
+        ``{e}`` for the entry's number.
+    form : {"rows", "columns", "values_and_scales"}
+        Whether the operand's rows are the tensor's rows, its columns in each entry, or blocks that
+        were joined from values and scales.
+    scales : str or None
+        The tensor of scales, where ``tensor`` is that of values.
     extra : mapping
         Fields that this build does not know.
     """
@@ -96,6 +105,9 @@ class SourceBinding:
     encoding: str
     sha256: str
     rows: RowSelection | None = None
+    shape: tuple[int, ...] | None = None
+    form: str = "rows"
+    scales: str | None = None
     extra: Mapping[str, object] = field(default_factory=dict, compare=False)
 
 
@@ -268,7 +280,7 @@ def _representation_json(value: Representation) -> dict[str, object]:
             "tensor": value.source.tensor,
             "encoding": value.source.encoding,
             "sha256": value.source.sha256,
-            **_rows_json(value.source.rows),
+            **_layout_json(value.source),
             **value.source.extra,
         },
     }
@@ -278,8 +290,19 @@ def _representation_json(value: Representation) -> dict[str, object]:
     return document
 
 
-def _rows_json(rows: RowSelection | None) -> dict[str, object]:
-    return {} if rows is None else {"rows": [rows.first, rows.length, rows.stride, rows.runs]}
+def _layout_json(source: SourceBinding) -> dict[str, object]:
+    """Return how a tensor's bytes became the operand's; what is as usual is left out."""
+    document: dict[str, object] = {}
+    if source.rows is not None:
+        rows = source.rows
+        document["rows"] = [rows.first, rows.length, rows.stride, rows.runs]
+    if source.shape is not None:
+        document["shape"] = list(source.shape)
+    if source.form != "rows":
+        document["form"] = source.form
+    if source.scales is not None:
+        document["scales"] = source.scales
+    return document
 
 
 class _Reader:
@@ -320,6 +343,16 @@ class _Reader:
         if not found.fits(found.end):
             raise self.fail(key, "runs of rows that do not overlap")
         return found
+
+    def extents(self, key: str) -> tuple[int, ...]:
+        value = self.document.get(key)
+        if (
+            not isinstance(value, list)
+            or not value
+            or not all(type(extent) is int and 0 < extent < 1 << 48 for extent in value)
+        ):
+            raise self.fail(key, "an array of positive integers")
+        return tuple(value)
 
     def counts(self, key: str, length: int) -> list[int]:
         value = self.document.get(key)
@@ -439,13 +472,7 @@ def _representation(key: str, reader: _Reader) -> Representation:
         raise UnsupportedRefusal(
             f"{reader.where}: {reader.path} has encoding {name!r}, unknown to this build"
         )
-    shape = reader.document.get("shape")
-    if (
-        not isinstance(shape, list)
-        or not shape
-        or not all(type(extent) is int and 0 < extent < 1 << 48 for extent in shape)
-    ):
-        raise reader.fail("shape", "an array of positive integers")
+    shape = reader.extents("shape")
     try:
         ENCODINGS[name].row_bytes(shape[-1])
     except EncodingError as error:
@@ -456,7 +483,7 @@ def _representation(key: str, reader: _Reader) -> Representation:
         operand=reader.text("operand"),
         encoding=ENCODINGS[name],
         fidelity=_choice(reader, "fidelity", _FIDELITIES),
-        shape=tuple(shape),
+        shape=shape,
         segment=reader.file_name("segment"),
         tensor=reader.text("tensor"),
         source=SourceBinding(
@@ -464,7 +491,10 @@ def _representation(key: str, reader: _Reader) -> Representation:
             source.text("encoding"),
             source.sha256("sha256"),
             source.rows("rows"),
-            source.rest("tensor", "encoding", "sha256", "rows"),
+            source.extents("shape") if "shape" in source.document else None,
+            _choice(source, "form", _FORMS) if "form" in source.document else "rows",
+            source.optional_text("scales"),
+            source.rest("tensor", "encoding", "sha256", "rows", "shape", "form", "scales"),
         ),
         requested=reader.optional_text("requested"),
         extra=reader.rest(

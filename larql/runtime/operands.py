@@ -8,7 +8,6 @@ import numpy as np
 import numpy.typing as npt
 
 from larql.errors import BindingDefect, ContainerError
-from larql.format.banks import region_schema
 from larql.format.container import Container
 from larql.format.encoding import Encoding
 from larql.format.index import Representation
@@ -133,12 +132,10 @@ class OperandStore:
         return StoredOperand(name, representation.encoding, shape, data)
 
     def _fetch_bank(self, value: Representation) -> StoredBank:
-        file = self.container.bank_file(value.segment)
-        bank_id, schema = region_schema(file, value)
-        self.container.check_bytes(value.segment)
-        entries = tuple(
-            file.stored_bytes(bank_id, entry, schema) for entry in range(value.shape[0])
-        )
+        regions = self.container.entries(value)
+        for name in self.container.bank_names(value.segment):
+            self.container.check_bytes(name)
+        entries = tuple(regions.stored(entry) for entry in range(value.shape[0]))
         self.reads += len(entries)
         self.bytes_read += sum(int(entry.nbytes) for entry in entries)
         return StoredBank(value.operand, value.encoding, value.shape, entries)

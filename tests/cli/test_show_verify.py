@@ -126,7 +126,7 @@ def test_a_whole_container(llama: Path, models: Path, cli: Run) -> None:
     assert answer.err == ""
     fingerprint = Container(llama).fingerprint
     assert answer.out.splitlines() == [
-        "10 files have the recorded sizes and hashes",
+        "11 files have the recorded sizes and hashes",
         "30 operands are present and will bind",
         f"fingerprint {fingerprint}",
     ]
@@ -134,7 +134,7 @@ def test_a_whole_container(llama: Path, models: Path, cli: Run) -> None:
     assert report == {
         "container": str(llama),
         "fingerprint": fingerprint,
-        "files": 10,
+        "files": 11,
         "operands": 30,
         "source": str(models / "llama"),
         "ok": True,

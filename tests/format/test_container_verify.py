@@ -34,6 +34,7 @@ FILES = (
     "segments/target.layer.001.safetensors",
     "segments/target.norms.safetensors",
     "segments/target.output_head.safetensors",
+    "source_config.json",
     "system_graph.json",
     "tokenizer.json",
     "tokenizer_config.json",
@@ -282,6 +283,7 @@ def test_show_needs_no_segment(damaged: Path) -> None:
     assert len(container.component("target").layers) == 2
     assert set(container.text_files()) == {
         "generation_config.json",
+        "source_config.json",
         "tokenizer.json",
         "tokenizer_config.json",
     }

@@ -76,7 +76,9 @@ def test_t0_becomes_a_whole_container(tmp_path: Path) -> None:
         "segments/target.norms.safetensors",
         "segments/target.output_head.safetensors",
         *("tokenizer.json", "tokenizer_config.json", "generation_config.json"),
+        "source_config.json",
     }
+    assert content["source_config.json"] == (source / "config.json").read_bytes()
     assert content["tokenizer.json"] == (source / "tokenizer.json").read_bytes()
 
 
@@ -253,6 +255,7 @@ def test_the_other_text_files_are_carried_without_a_tokenizer(tmp_path: Path) ->
     done = extract_to(source, tmp_path / "out")
     assert set(Container(done.path).text_files()) == {
         "generation_config.json",
+        "source_config.json",
         "tokenizer_config.json",
     }
 

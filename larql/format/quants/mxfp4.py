@@ -15,7 +15,7 @@ import numpy as np
 
 from larql.format.quants.blocks import BlockError, Bytes, Floats, join_nibbles, split_nibbles
 
-__all__ = ["decode_mxfp4", "encode_mxfp4", "repack"]
+__all__ = ["decode_mxfp4", "encode_mxfp4", "repack", "unpack"]
 
 _DOUBLED = np.array([0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12], np.int8)
 _MIDPOINTS = np.array([0.5, 1.5, 2.5, 3.5, 5, 7, 10], np.float32)
@@ -67,3 +67,10 @@ def repack(nibbles: Bytes, scales: Bytes, out: Bytes) -> None:
     out[:, 0] = scales
     in_order = split_nibbles(nibbles).swapaxes(1, 2).reshape(-1, 2, 16)
     out[:, 1:] = join_nibbles(in_order)
+
+
+def unpack(blocks: Bytes, nibbles: Bytes, scales: Bytes) -> None:
+    """Undo :func:`repack`: GGUF blocks ``[n, 17]`` into nibbles ``[n, 16]`` and scales ``[n]``."""
+    scales[...] = blocks[:, 0]
+    halves = split_nibbles(blocks[:, 1:]).reshape(-1, 16, 2).swapaxes(1, 2)
+    nibbles[...] = join_nibbles(halves)

@@ -156,6 +156,7 @@ class Builder:
         self.bindings: dict[str, Binding] = {}
         self.banks: dict[str, BankBinding] = {}
         self.left: dict[str, str] = {}
+        self.repeats: dict[str, str] = {}
         self._same_bytes = same_bytes
 
     def bound(self) -> set[str]:
@@ -278,7 +279,7 @@ class Builder:
         """Return a builder of another component, which adds to what this one has collected."""
         other = Builder(self.config, self.tensors, self._same_bytes, naming, component)
         other.notes, other.bindings, other.left = self.notes, self.bindings, self.left
-        other.banks = self.banks
+        other.banks, other.repeats = self.banks, self.repeats
         return other
 
     def leave(self, names: Iterable[str], why: str) -> None:
@@ -472,6 +473,7 @@ class Builder:
                     f"{name} repeats the embedding, to which the head is tied; it is stored once"
                 )
                 self.leave([name], "repeats the embedding")
+                self.repeats[name] = embed.weight
             else:
                 tied = False
                 self.notes.append(

@@ -6,7 +6,6 @@ import hashlib
 from collections.abc import Iterable, Iterator
 
 from larql.errors import LarqlError
-from larql.format.banks import region_schema
 from larql.format.closure import Defect
 from larql.format.container import Container
 from larql.format.index import Representation
@@ -49,11 +48,10 @@ def compare_bank(
             return
     digest = hashlib.sha256()
     try:
-        file = container.bank_file(stored.segment)
-        bank_id, schema = region_schema(file, stored)
+        regions = container.entries(stored)
         for entry in range(binding.shape[0]):
             expected_bytes = _sha256(entry_chunks(checkpoint, binding, entry, recoding, digest))
-            found_bytes = _sha256([file.stored_bytes(bank_id, entry, schema)])
+            found_bytes = _sha256([regions.stored(entry)])
             if expected_bytes != found_bytes:
                 name = binding.source.replace("{e}", str(entry))
                 yield Defect(

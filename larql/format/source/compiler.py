@@ -75,6 +75,8 @@ class Compiled:
         Which tensors fill the operands of experts, in execution order.
     left : mapping
         Tensors that are not carried, and why.
+    repeats : mapping
+        Of these, the ones whose bytes are those of an operand, and of which.
     keys : tuple of KeyVerdict
         What became of each configuration key.
     notes : tuple of str
@@ -91,6 +93,7 @@ class Compiled:
     bindings: tuple[Binding, ...]
     banks: tuple[BankBinding, ...]
     left: Mapping[str, str]
+    repeats: Mapping[str, str]
     keys: tuple[KeyVerdict, ...]
     notes: tuple[str, ...]
     end_ids: tuple[int, ...]
@@ -353,6 +356,7 @@ def _finish(
         bindings=tuple(builder.bindings.values()),
         banks=tuple(builder.banks.values()),
         left=dict(builder.left),
+        repeats=dict(builder.repeats),
         keys=tuple(reader.verdicts()),
         notes=tuple(notes),
         end_ids=end_ids,

@@ -43,12 +43,14 @@ from larql.format.source.recode import Recoding, choose_recoding, source_chunks,
 from larql.format.tokenizer import (
     TokenizerFile,
     companion_files,
+    configuration_file,
     licence_files,
     tokenizer_files,
 )
 
 __all__ = [
     "Extraction",
+    "check_apart",
     "extract",
     "graph_document",
     "manifest_document",
@@ -157,7 +159,7 @@ def extract(
         If the output exists or cannot be written. No partial directory is left behind.
     """
     inputs = [*checkpoint.weight_files, *checkpoint.side_files.values()]
-    _check_apart(output, [checkpoint.root, *inputs])
+    check_apart(output, [checkpoint.root, *inputs])
     check_output(output, force=force, replaceable=is_container)
     compiled = compile_checkpoint(checkpoint)
     recodings = {b.operand: choose_recoding(b, quant) for b in compiled.bindings}
@@ -201,7 +203,14 @@ def planned_representations(compiled: Compiled, quant: str | None) -> dict[str, 
     return found
 
 
-def _check_apart(output: Path, inputs: Iterable[Path]) -> None:
+def check_apart(output: Path, inputs: Iterable[Path]) -> None:
+    """Refuse an output that is one of the inputs, or that one of them lies in.
+
+    Raises
+    ------
+    OutputError
+        Naming the input.
+    """
     # Path.resolve raises RuntimeError on a loop of links; what follows refuses it in words.
     target = Path(os.path.realpath(output))
     for source in inputs:
@@ -307,7 +316,11 @@ def _representation(binding: Binding, recoding: Recoding, sha256: str) -> Repres
         segment=_segment_name(binding.object),
         tensor=binding.tensor,
         source=SourceBinding(
-            binding.source.name, binding.source.encoding.name, sha256, binding.rows
+            binding.source.name,
+            binding.source.encoding.name,
+            sha256,
+            binding.rows,
+            None if binding.source.shape == binding.shape else binding.source.shape,
         ),
         requested=recoding.requested,
     )
@@ -326,14 +339,14 @@ def _write_text(
 
 def text_files(checkpoint: Checkpoint) -> tuple[Mapping[str, TokenizerFile], str | None]:
     """Return a container's text files by name, and why there is no tokenizer among them."""
-    licences = licence_files(checkpoint)
+    beside = {**licence_files(checkpoint), **configuration_file(checkpoint)}
     try:
-        return {**tokenizer_files(checkpoint), **licences}, None
+        return {**tokenizer_files(checkpoint), **beside}, None
     except TokenizerError as error:
         # The container must not hang on where the checkpoint lay.
         root = str(checkpoint.root)
         problem = str(error).replace(f"{root}/", "").removeprefix(f"{root}: ")
-        return {**companion_files(checkpoint), **licences}, problem
+        return {**companion_files(checkpoint), **beside}, problem
 
 
 def _fallback_notes(representations: Mapping[str, Representation]) -> Iterator[str]:
@@ -368,4 +381,6 @@ def _source_document(checkpoint: Checkpoint, compiled: Compiled) -> dict[str, ob
         document["licence"] = compiled.licence
     if compiled.left:
         document["left"] = dict(compiled.left)
+    if compiled.repeats:
+        document["repeats"] = dict(compiled.repeats)
     return document

@@ -16,6 +16,7 @@ from larql.format.lyrw.v2 import bank_file_name
 from larql.format.lyrw.v2_writer import write_banks
 from larql.format.moe.from_graph import ROUTED_BANK
 from larql.format.progress import Progress
+from larql.format.rows import RowSelection, row_count
 from larql.format.segment import hash_file
 from larql.format.source.checkpoint import Checkpoint
 from larql.format.source.pieces import BankBinding, piece_chunks
@@ -49,9 +50,34 @@ def bank_representation(binding: BankBinding, recoding: Recoding, sha256: str) -
         shape=binding.shape,
         segment=bank_file_name(binding.layer),
         tensor=region_name(ROUTED_BANK, binding.number),
-        source=SourceBinding(binding.source, binding.encoding.name, sha256),
+        source=_source(binding, sha256),
         requested=recoding.requested,
     )
+
+
+def _source(binding: BankBinding, sha256: str) -> SourceBinding:
+    first = binding.pieces[0]
+    values, scales = first.sources[0], first.sources[1].name if len(first.sources) > 1 else None
+    encoding = binding.encoding.name
+    if any(piece.sources != first.sources for piece in binding.pieces):
+        # Each entry has tensors of its own, which the name's placeholder tells apart.
+        shape = None if values.shape == binding.shape[1:] else values.shape
+        return SourceBinding(binding.source, encoding, sha256, None, shape, first.form, scales)
+    shape = None if values.shape == binding.shape else values.shape
+    return SourceBinding(values.name, encoding, sha256, _rows(binding), shape, first.form, scales)
+
+
+def _rows(binding: BankBinding) -> RowSelection | None:
+    """Return which rows of one tensor the entries are, each a run; None where it is all."""
+    spans = [piece.rows[0] for piece in binding.pieces]
+    first, length = spans[0].first, spans[0].count
+    stride = spans[1].first - first if len(spans) > 1 else length
+    found = RowSelection(first, length, stride, len(spans))
+    if found.spans() != [(rows.first, rows.count) for rows in spans]:
+        raise CompileError(
+            f"{binding.source}: the experts of {binding.operand} do not lie at equal distances"
+        )
+    return None if found.count == row_count(binding.pieces[0].sources[0].shape) else found
 
 
 def entry_chunks(

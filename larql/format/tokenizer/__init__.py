@@ -7,10 +7,19 @@ piece, so that extracting a model of 262,144 pieces stays small.
 from __future__ import annotations
 
 from larql.format.tokenizer.files import (
+    SOURCE_CONFIG,
     TokenizerFile,
     companion_files,
+    configuration_file,
     licence_files,
     tokenizer_files,
 )
 
-__all__ = ["TokenizerFile", "companion_files", "licence_files", "tokenizer_files"]
+__all__ = [
+    "SOURCE_CONFIG",
+    "TokenizerFile",
+    "companion_files",
+    "configuration_file",
+    "licence_files",
+    "tokenizer_files",
+]

@@ -19,7 +19,17 @@ from larql.format.untrusted import POINTER_LIMIT, open_regular, read_exactly, re
 if TYPE_CHECKING:
     from larql.format.source.checkpoint import Checkpoint
 
-__all__ = ["TokenizerFile", "companion_files", "licence_files", "tokenizer_files"]
+__all__ = [
+    "SOURCE_CONFIG",
+    "TokenizerFile",
+    "companion_files",
+    "configuration_file",
+    "licence_files",
+    "tokenizer_files",
+]
+
+SOURCE_CONFIG = "source_config.json"
+"""A checkpoint's ``config.json`` as a container carries it: for writing the checkpoint back."""
 
 TOKENIZER = "tokenizer.json"
 TEMPLATE = "chat_template.jinja"
@@ -130,6 +140,21 @@ def licence_files(checkpoint: Checkpoint) -> Mapping[str, TokenizerFile]:
         return {}
     present = checkpoint.side_files
     return {name: _carried(name, present[name]) for name in LICENCE_FILES if name in present}
+
+
+def configuration_file(checkpoint: Checkpoint) -> Mapping[str, TokenizerFile]:
+    """Return the configuration beside safetensors weights, under the name that containers use.
+
+    It is carried so that the checkpoint can be written back. Nothing that executes reads it.
+
+    Raises
+    ------
+    TokenizerError
+        If it cannot be read.
+    """
+    if checkpoint.format == "gguf":
+        return {}
+    return {SOURCE_CONFIG: _carried(SOURCE_CONFIG, checkpoint.root / "config.json")}
 
 
 def _why_missing(checkpoint: Checkpoint) -> str:
