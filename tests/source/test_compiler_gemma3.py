@@ -361,7 +361,7 @@ def nested_with(tmp_path: Path, outer: dict[str, object], inner: dict[str, objec
     [
         ({}, {"model_type": "llama"}, "`model_type` is 'gemma3' but `text_config.model_type`"),
         ({"tie_word_embeddings": True}, {"tie_word_embeddings": False}, "`tie_word_embeddings`"),
-        ({"audio_config": {}}, {}, "`audio_config`"),
+        ({"speech_config": {}}, {}, "`speech_config`"),
         ({}, {"clamp": 1.0}, "`text_config.clamp`"),
         ({"text_config": []}, {}, "`text_config`"),
         ({"text_config": {}}, {}, "`text_config.num_hidden_layers` is 26"),

@@ -39,7 +39,7 @@ def tensor(columns: int, encoding: str = "f32", *, axes: int = 2) -> Binding:
     enc = ENCODINGS[encoding]
     shape = (4, columns) if axes == 2 else (columns,)
     source = SourceTensor("t", shape, encoding.upper(), enc, "m", 0, enc.nbytes(shape))
-    return Binding("target.layer.000/ffn.up.weight", source)
+    return Binding("target.layer.000/ffn.up.weight", source, source.shape)
 
 
 @pytest.mark.parametrize("quant", QUANT_CHOICES)
