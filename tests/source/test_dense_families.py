@@ -235,6 +235,18 @@ def test_a_part_of_a_head_must_be_even_and_no_more_than_all(tmp_path: Path) -> N
     refusal(edited(tmp_path, "phi3", {"partial_rotary_factor": 0.5}), "must agree")
 
 
+def test_what_published_files_repeat(tmp_path: Path) -> None:
+    config = json.loads((OWN / "gemma2" / "checkpoint" / "config.json").read_text())
+    window = config["sliding_window"]
+    target(edited(tmp_path, "gemma2", {"sliding_window_size": window}))
+    refusal(
+        edited(tmp_path, "gemma2", {"sliding_window_size": window + 1}),
+        "`sliding_window_size`",
+        "must agree",
+    )
+    target(edited(tmp_path, "smollm3", {"max_window_layers": 28}))
+
+
 # --- GGUF -------------------------------------------------------------------------------------
 
 

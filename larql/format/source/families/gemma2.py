@@ -61,6 +61,11 @@ def _hugging_face(b: Builder) -> Component:
     config.neutral("use_bidirectional_attention", False)
     config.refuse_null("sliding_window", "which would leave windowed layers without a window")
     config.refuse_null("head_dim", "which leaves the width of a head open")
+    window = config.count("sliding_window", _WINDOW)
+    if config.has("sliding_window_size"):  # published files repeat the number under this name
+        repeated = config.count("sliding_window_size")
+        if repeated != window:
+            raise config.contradiction("sliding_window_size", "sliding_window", repeated, window)
     b.naming = hugging_face_naming("model.", "lm_head", _PARTS)
     basics = hugging_face_basics(b, _DEFAULTS)
     bias = config.flag("attention_bias", False)
@@ -68,9 +73,7 @@ def _hugging_face(b: Builder) -> Component:
     kinds = layer_kinds(config, "layer_types", basics.layers, {_FULL: _FULL, _SLIDING: _SLIDING})
     return Decoder(
         basics=basics,
-        layers=_attention(
-            kinds or _alternating(basics.layers), config.count("sliding_window", _WINDOW), rope
-        ),
+        layers=_attention(kinds or _alternating(basics.layers), window, rope),
         scale=1.0 / math.sqrt(config.number("query_pre_attn_scalar", 256)),
         activation=_activation(config),
         bias=bias,

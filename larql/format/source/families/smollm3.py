@@ -58,7 +58,8 @@ def _attention(config: ConfigReader, layers: int, rope: Rope) -> tuple[Attention
 def _hugging_face(b: Builder) -> Component:
     config = b.config
     common_hugging_face_keys(config)
-    config.irrelevant("pretraining_tp")
+    # Published files carry both; which layers have windows is said by `layer_types` alone.
+    config.irrelevant("pretraining_tp", "max_window_layers")
     basics = hugging_face_basics(b, _DEFAULTS)
     head_dim = basics.geometry.head_dim
     bias = config.flag("attention_bias", False)
