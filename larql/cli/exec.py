@@ -22,7 +22,6 @@ from larql.cli.options import (
     Component,
     Context,
     DraftDepth,
-    Force,
     Generate,
     Kv,
     KvKind,
@@ -110,7 +109,6 @@ def command(
     generate: Generate = 0,
     top_k: TopK = 5,
     logit_dump: LogitDump = None,
-    force: Force = False,
     dump_layers: DumpLayers = None,
     sites: Sites = False,
     resume: Resume = False,
@@ -138,7 +136,7 @@ def command(
     larql exec model.vindex3 --tokens 1,2,3 --draft-depth 4
     """
     output = output_of(ctx)
-    _check_dumps(logit_dump, force, dump_layers, resume or sites, generate)
+    _check_dumps(logit_dump, dump_layers, resume or sites, generate)
     container = open_model(model, output)
     source = TextSource(tokens, tokens_file, prompt, prompt_file)
     from larql.runtime.plan import check_tokens, make_plan
@@ -178,7 +176,6 @@ def command(
 
 def _check_dumps(
     logit_dump: Path | None,
-    force: bool,
     dump_layers: Path | None,
     of_layers: bool,
     generate: int,
@@ -195,7 +192,8 @@ def _check_dumps(
 
         check_dump_path(logit_dump)
         for path in (logit_dump, sidecar_path(logit_dump)):
-            check_output_file(path, force=force)
+            # A dump that is made again replaces the one before, both files of it.
+            check_output_file(path, force=True)
 
 
 def _execute(
