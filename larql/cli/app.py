@@ -95,7 +95,7 @@ COMMANDS: Mapping[str, Command | Group] = MappingProxyType(
                         "List a container's plan, operation by operation.", "larql.cli.ops"
                     ),
                     "capability": Command(
-                        "Say what a container can do, how faithfully, and what it lacks.",
+                        "Say what a container can do, how well, and what it lacks.",
                         "larql.cli.capability",
                     ),
                 }

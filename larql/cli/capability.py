@@ -53,7 +53,7 @@ def command(
     layers: LayersOption = None,
     partial: PartialOption = False,
 ) -> None:
-    """Say what a container can do, how faithfully, and what it lacks.
+    """Say what a container can do, how well, and what it lacks.
 
     Asked of each component: may the rows of its banks be searched (`walk`), does it run here
     (`local_decode`); and of the document: can the checkpoint be written back
