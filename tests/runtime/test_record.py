@@ -148,20 +148,20 @@ def test_a_record_names_no_time_no_path_and_no_thread(record: bytes) -> None:
 def test_the_header_says_what_the_log_is_a_function_of(containers: dict[str, Container]) -> None:
     run = run_of(containers["llama"], "production")
     extent = Extent((1, 2), 3)
-    plain = header_of(run, extent, Declaration(), None)
+    plain = header_of(run, extent, Declaration(), None, 8)
     assert plain["run_id"] == str(plain["provenance_fingerprint"])[:16]
-    assert header_of(run, extent, Declaration(), "mine")["run_id"] == "mine"
+    assert header_of(run, extent, Declaration(), "mine", 8)["run_id"] == "mine"
     others = [
-        header_of(run, Extent((1, 3), 3), Declaration(), None),
-        header_of(run, Extent((1, 2), 4), Declaration(), None),
-        header_of(run, Extent((1, 2), 3, (7,)), Declaration(), None),
-        header_of(run, extent, everything(run), None),
-        header_of(run, extent, Declaration((Lens(run.prepared, [1]),)), None),
-        header_of(run, extent, Declaration((Lens(run.prepared, [1], tokens=[4]),)), None),
-        header_of(run_of(containers["llama"], "reference"), extent, Declaration(), None),
-        header_of(run_of(containers["llama"], "production q8"), extent, Declaration(), None),
-        header_of(run_of(containers["llama"], "production", 2), extent, Declaration(), None),
-        header_of(run_of(containers["llama3"], "production"), extent, Declaration(), None),
+        header_of(run, Extent((1, 3), 3), Declaration(), None, 8),
+        header_of(run, Extent((1, 2), 4), Declaration(), None, 8),
+        header_of(run, Extent((1, 2), 3, (7,)), Declaration(), None, 8),
+        header_of(run, extent, everything(run), None, 8),
+        header_of(run, extent, Declaration((Lens(run.prepared, [1]),)), None, 8),
+        header_of(run, extent, Declaration((Lens(run.prepared, [1], tokens=[4]),)), None, 8),
+        header_of(run_of(containers["llama"], "reference"), extent, Declaration(), None, 8),
+        header_of(run_of(containers["llama"], "production q8"), extent, Declaration(), None, 8),
+        header_of(run_of(containers["llama"], "production", 2), extent, Declaration(), None, 8),
+        header_of(run_of(containers["llama3"], "production"), extent, Declaration(), None, 8),
     ]
     prints = [header["provenance_fingerprint"] for header in (plain, *others)]
     assert len(set(prints)) == len(prints)
