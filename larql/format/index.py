@@ -20,6 +20,7 @@ from larql.format.generation import (
     parse_schema_version,
     require_generation,
 )
+from larql.format.json_object import JsonObject
 from larql.format.names import check_relative_name
 from larql.format.rows import RowSelection
 from larql.format.untrusted import read_json_object
@@ -305,97 +306,6 @@ def _layout_json(source: SourceBinding) -> dict[str, object]:
     return document
 
 
-class _Reader:
-    """Typed access to one JSON object; every refusal names file, path and type."""
-
-    def __init__(self, document: object, path: str, where: str) -> None:
-        self.path = path
-        self.where = where
-        if not isinstance(document, dict):
-            raise ContainerError(f"{where}: {path or 'the document'} is not a JSON object")
-        self.document: dict[str, object] = document
-
-    def fail(self, key: str, expected: str) -> ContainerError:
-        found = self.document.get(key)
-        shown = "missing" if key not in self.document else f"{found!r:.60}"
-        name = f"{self.path}.{key}" if self.path else key
-        return ContainerError(f"{self.where}: `{name}` is {shown}, expected {expected}")
-
-    def text(self, key: str) -> str:
-        value = self.document.get(key)
-        if not isinstance(value, str):
-            raise self.fail(key, "a string")
-        return value
-
-    def optional_text(self, key: str) -> str | None:
-        return None if self.document.get(key) is None else self.text(key)
-
-    def count(self, key: str) -> int:
-        value = self.document.get(key)
-        if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-            raise self.fail(key, "a count")
-        return value
-
-    def rows(self, key: str) -> RowSelection | None:
-        if self.document.get(key) is None:
-            return None
-        found = RowSelection(*self.counts(key, 4))
-        if not found.fits(found.end):
-            raise self.fail(key, "runs of rows that do not overlap")
-        return found
-
-    def extents(self, key: str) -> tuple[int, ...]:
-        value = self.document.get(key)
-        if (
-            not isinstance(value, list)
-            or not value
-            or not all(type(extent) is int and 0 < extent < 1 << 48 for extent in value)
-        ):
-            raise self.fail(key, "an array of positive integers")
-        return tuple(value)
-
-    def counts(self, key: str, length: int) -> list[int]:
-        value = self.document.get(key)
-        if not isinstance(value, list) or len(value) != length:
-            raise self.fail(key, f"an array of {length} counts")
-        if not all(type(v) is int and 0 <= v < 1 << 48 for v in value):
-            raise self.fail(key, f"an array of {length} counts")
-        return value
-
-    def mapping(self, key: str) -> dict[str, object]:
-        value = self.document.get(key)
-        if not isinstance(value, dict):
-            raise self.fail(key, "an object")
-        return value
-
-    def optional_object(self, key: str) -> dict[str, object]:
-        return {} if self.document.get(key) is None else self.mapping(key)
-
-    def texts(self, key: str) -> tuple[str, ...]:
-        value = self.document.get(key)
-        if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
-            raise self.fail(key, "an array of strings")
-        return tuple(value)
-
-    def child(self, key: str) -> _Reader:
-        name = f"{self.path}.{key}" if self.path else key
-        return _Reader(self.document.get(key), name, self.where)
-
-    def file_name(self, key: str) -> str:
-        name = f"{self.path}.{key}" if self.path else key
-        return check_relative_name(self.document.get(key), f"{self.where}: {name}", ContainerError)
-
-    def rest(self, *known: str) -> dict[str, object]:
-        """Return the fields outside ``known``."""
-        return {key: value for key, value in self.document.items() if key not in known}
-
-    def sha256(self, key: str) -> str:
-        value = self.text(key)
-        if len(value) != 64 or set(value) - set("0123456789abcdef"):
-            raise self.fail(key, "64 hexadecimal digits")
-        return value
-
-
 def index_from_json(document: Mapping[str, object], where: str) -> Index:
     """Read a VINDEX3 index document.
 
@@ -410,7 +320,7 @@ def index_from_json(document: Mapping[str, object], where: str) -> Index:
     """
     schema = parse_schema_version(document.get("version"), where)
     require_generation(schema, Generation.VINDEX3, where)
-    top = _Reader(document, "", where)
+    top = JsonObject(document, "", where)
     graph = None if document.get("system_graph") is None else top.file_name("system_graph")
     manifest = None if document.get("moe_manifest") is None else top.file_name("moe_manifest")
     if graph is None and manifest is None:
@@ -418,7 +328,7 @@ def index_from_json(document: Mapping[str, object], where: str) -> Index:
     files = _files(top, "files")
     segments = _files(top, "segments")
     representations = {
-        key: _representation(key, _Reader(value, f"representations.{key}", where))
+        key: _representation(key, JsonObject(value, f"representations.{key}", where))
         for key, value in top.mapping("representations").items()
     }
     notes = top.texts("notes") if "notes" in document else ()
@@ -447,7 +357,7 @@ def index_from_json(document: Mapping[str, object], where: str) -> Index:
     )
 
 
-def _files(top: _Reader, key: str) -> dict[str, FileEntry]:
+def _files(top: JsonObject, key: str) -> dict[str, FileEntry]:
     entries = {}
     parent = top.child(key)
     for name in parent.document:
@@ -459,14 +369,14 @@ def _files(top: _Reader, key: str) -> dict[str, FileEntry]:
     return entries
 
 
-def _choice(reader: _Reader, key: str, choices: tuple[str, ...]) -> str:
+def _choice(reader: JsonObject, key: str, choices: tuple[str, ...]) -> str:
     value = reader.text(key)
     if value not in choices:
         raise reader.fail(key, " or ".join(choices))
     return value
 
 
-def _representation(key: str, reader: _Reader) -> Representation:
+def _representation(key: str, reader: JsonObject) -> Representation:
     name = reader.text("encoding")
     if name not in ENCODINGS:
         raise UnsupportedRefusal(
