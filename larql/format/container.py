@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from larql.errors import BindingDefect, ContainerError, LarqlError, SourceError, UsageError
 from larql.format.atomic import recover
-from larql.format.banks import EntryRegions, entry_regions
 from larql.format.closure import Defect, check_closure, check_geometry
 from larql.format.digest import sha256_of
 from larql.format.generation import Generation, generation_of
-from larql.format.graph import Component, Graph, RoutedFfn
+from larql.format.graph import Component, Graph
 from larql.format.graph_json import graph_from_json
 from larql.format.index import (
     INDEX_NAME,
@@ -25,13 +24,12 @@ from larql.format.index import (
     load_json,
     read_index_document,
 )
-from larql.format.lyrw.v2 import BankFile
-from larql.format.moe.defects import manifest_defects
-from larql.format.moe.from_graph import manifest_of
-from larql.format.moe.manifest import Manifest
-from larql.format.moe.manifest_json import manifest_from_json
 from larql.format.progress import Progress
 from larql.format.segment import Segment, hash_file
+
+if TYPE_CHECKING:
+    from larql.format.banks import EntryRegions
+    from larql.format.lyrw.v2 import BankFile
 
 __all__ = ["Container", "EncodingShare", "is_container", "verify_container"]
 
@@ -189,6 +187,8 @@ class Container:
         ContainerError, GenerationError, UnsupportedRefusal
             If the file is missing or malformed.
         """
+        from larql.format.lyrw.v2 import BankFile
+
         if name not in self._bank_files:
             self._bank_files[name] = BankFile(self.path / name, self.index.schema)
         return self._bank_files[name]
@@ -198,6 +198,8 @@ class Container:
         """By file, all files that hold a bank together."""
         if self.index.moe_manifest is None:
             return {}
+        from larql.format.moe.manifest_json import manifest_from_json
+
         path = self.path / self.index.moe_manifest
         manifest = manifest_from_json(load_json(path), str(path))
         return {name: item.files for item in manifest.storages for name in item.files}
@@ -223,6 +225,8 @@ class Container:
         ContainerError, GenerationError, UnsupportedRefusal
             As :func:`~larql.format.banks.entry_regions`, or if a file is missing or malformed.
         """
+        from larql.format.banks import entry_regions
+
         names = self.bank_names(value.segment)
         return entry_regions([self.bank_file(name) for name in names], value)
 
@@ -278,59 +282,15 @@ def verify_container(container: Container, progress: Progress) -> list[Defect]:
     for name in index.components:
         if name not in {component.id for component in graph.components}:
             defects.append(Defect(name, "component is listed in the index but not in the graph"))
-    defects.extend(_verify_manifest(container, graph))
+    from larql.format.moe.verify import verify_manifest
+
+    defects.extend(verify_manifest(container.path, index, graph.components[0]))
     damaged = {defect.where for defect in defects}
     for representation in index.representations.values():
         defect = _verify_representation(container, representation)
         if defect is not None and representation.segment not in damaged:
             defects.append(defect)
     return defects
-
-
-def _verify_manifest(container: Container, graph: Graph) -> Iterator[Defect]:
-    """Hold the manifest of routed experts against itself and the graph."""
-    index, component = container.index, graph.components[0]
-    files = {
-        layer.index: index.representations[block.mixer.bank.down].segment
-        for layer in component.layers
-        for block in layer.blocks
-        if isinstance(block.mixer, RoutedFfn) and block.mixer.bank.down in index.representations
-    }
-    name = index.moe_manifest
-    if name is None:
-        if files:
-            yield Defect(INDEX_NAME, "names no manifest, but experts are routed to")
-        return
-    path = container.path / name
-    try:
-        manifest = manifest_from_json(load_json(path), str(path))
-    except LarqlError as error:
-        yield Defect(name, str(error).removeprefix(f"{path}: "))
-        return
-    for defect in manifest_defects(manifest):
-        yield Defect(name, defect.message)
-    try:
-        meant = manifest_of(component, files)
-    except KeyError:
-        return  # an operand of experts is missing, which is a defect of its own
-    for storage in manifest.storages:
-        for file in storage.files:
-            if file not in index.segments:
-                yield Defect(name, f"storage {storage.key} names {file}, which is no segment")
-    if manifest != _cut_alike(meant, manifest):
-        yield Defect(name, "is not the manifest that the graph implies")
-
-
-def _cut_alike(meant: Manifest | None, found: Manifest) -> Manifest | None:
-    """Give each bank the files of another manifest, where these hold the one that is meant.
-
-    The graph does not say into how many files a bank is cut.
-    """
-    if meant is None:
-        return None
-    cuts = {(s.key, s.bank_id, file): s for s in found.storages for file in s.files}
-    storages = (cuts.get((s.key, s.bank_id, s.files[0]), s) for s in meant.storages)
-    return dataclasses.replace(meant, storages=tuple(storages))
 
 
 def _verify_files(container: Container, progress: Progress) -> Iterator[Defect]:

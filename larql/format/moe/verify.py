@@ -1,0 +1,72 @@
+"""A container's manifest of routed experts, held against itself, the index and the graph."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from pathlib import Path
+
+from larql.errors import LarqlError
+from larql.format.closure import Defect
+from larql.format.graph import Component, RoutedFfn
+from larql.format.index import INDEX_NAME, Index, load_json
+from larql.format.moe.defects import manifest_defects
+from larql.format.moe.from_graph import manifest_of
+from larql.format.moe.manifest import Manifest
+from larql.format.moe.manifest_json import manifest_from_json
+
+__all__ = ["verify_manifest"]
+
+
+def verify_manifest(container: Path, index: Index, component: Component) -> Iterator[Defect]:
+    """Hold the manifest of routed experts against itself and the graph.
+
+    Parameters
+    ----------
+    container : Path
+        The directory.
+    index : Index
+    component : Component
+        That routes to them.
+    """
+    files = {
+        layer.index: index.representations[block.mixer.bank.down].segment
+        for layer in component.layers
+        for block in layer.blocks
+        if isinstance(block.mixer, RoutedFfn) and block.mixer.bank.down in index.representations
+    }
+    name = index.moe_manifest
+    if name is None:
+        if files:
+            yield Defect(INDEX_NAME, "names no manifest, but experts are routed to")
+        return
+    path = container / name
+    try:
+        manifest = manifest_from_json(load_json(path), str(path))
+    except LarqlError as error:
+        yield Defect(name, str(error).removeprefix(f"{path}: "))
+        return
+    for defect in manifest_defects(manifest):
+        yield Defect(name, defect.message)
+    try:
+        meant = manifest_of(component, files)
+    except KeyError:
+        return  # an operand of experts is missing, which is a defect of its own
+    for storage in manifest.storages:
+        for file in storage.files:
+            if file not in index.segments:
+                yield Defect(name, f"storage {storage.key} names {file}, which is no segment")
+    if manifest != _cut_alike(meant, manifest):
+        yield Defect(name, "is not the manifest that the graph implies")
+
+
+def _cut_alike(meant: Manifest | None, found: Manifest) -> Manifest | None:
+    """Give each bank the files of another manifest, where these hold the one that is meant.
+
+    The graph does not say into how many files a bank is cut.
+    """
+    if meant is None:
+        return None
+    cuts = {(s.key, s.bank_id, file): s for s in found.storages for file in s.files}
+    storages = (cuts.get((s.key, s.bank_id, s.files[0]), s) for s in meant.storages)
+    return dataclasses.replace(meant, storages=tuple(storages))
