@@ -23,8 +23,9 @@ from larql.format.encoding import (
     encodable_names,
     encoding,
     from_ggml_type,
+    packed_form,
 )
-from larql.format.quants import floats, iq, kquants, kquants_encode, legacy, mxfp4
+from larql.format.quants import floats, iq, kquants, kquants_encode, legacy, mxfp4, packed
 from larql.format.quants.blocks import BlockError, Decoder, Encoder
 
 __all__ = [
@@ -32,11 +33,15 @@ __all__ = [
     "Encoding",
     "decode",
     "decode_mxfp4_checkpoint",
+    "decode_rows",
     "encodable_names",
     "encode",
     "encoding",
     "from_ggml_type",
+    "pack",
+    "packed_form",
     "repack_mxfp4_checkpoint",
+    "unpack",
 ]
 
 _BATCH_ELEMENTS = 65536
@@ -80,6 +85,7 @@ def decode(enc: Encoding, data: npt.NDArray[np.uint8], columns: int) -> npt.NDAr
         How the rows are stored.
     data : ndarray of uint8, shape [..., row_bytes]
         Stored rows; read only, and need not be contiguous (then the stored bytes are copied once).
+        Of a packed encoding ``[..., 16 * n, row_bytes]``, whole slabs.
     columns : int
         Elements of a row.
 
@@ -92,20 +98,14 @@ def decode(enc: Encoding, data: npt.NDArray[np.uint8], columns: int) -> npt.NDAr
     Raises
     ------
     EncodingError
-        If ``columns`` is not a whole number of blocks, a row is not ``row_bytes`` long, or a block
-        holds no numbers (an MXFP4 scale of 255).
+        If ``columns`` is not a whole number of blocks, a row is not ``row_bytes`` long, a slab is
+        cut, or a block holds no numbers (an MXFP4 scale of 255).
     TypeError
         If ``data`` is not uint8.
     """
-    if data.dtype != np.uint8:
-        raise TypeError(f"stored bytes are uint8, not {data.dtype}")
-    row_bytes = enc.row_bytes(columns)
-    found = data.shape[-1] if data.ndim else 0
-    if found != row_bytes:
-        raise EncodingError(
-            f"{enc.name}: a row has {found} bytes, expected {row_bytes} for {columns} columns; "
-            "the data is cut short or its shape is wrong"
-        )
+    _check_rows(enc, data, columns)
+    if enc.unpacked is not None:
+        return _decode_slabs(enc, data, columns)
     out = np.empty((*data.shape[:-1], columns), np.float32)
     total = out.size // enc.block_elements
     blocks = np.ascontiguousarray(data).reshape(total, enc.block_bytes)
@@ -119,6 +119,132 @@ def decode(enc: Encoding, data: npt.NDArray[np.uint8], columns: int) -> npt.NDAr
             except BlockError as fault:
                 raise _block_error(enc, fault, at, columns) from None
     return out
+
+
+def _check_rows(enc: Encoding, data: npt.NDArray[np.uint8], columns: int) -> None:
+    if data.dtype != np.uint8:
+        raise TypeError(f"stored bytes are uint8, not {data.dtype}")
+    row_bytes = enc.row_bytes(columns)
+    found = data.shape[-1] if data.ndim else 0
+    if found != row_bytes:
+        raise EncodingError(
+            f"{enc.name}: a row has {found} bytes, expected {row_bytes} for {columns} columns; "
+            "the data is cut short or its shape is wrong"
+        )
+    enc.nbytes((*data.shape[:-1], columns))
+
+
+def _decode_slabs(
+    enc: Encoding, data: npt.NDArray[np.uint8], columns: int
+) -> npt.NDArray[np.float32]:
+    out = np.empty((*data.shape[:-1], columns), np.float32)
+    if not out.size:
+        return out
+    stored = np.ascontiguousarray(data).reshape(-1, data.shape[-1])
+    rows, plain = out.reshape(-1, columns), _plain(enc)
+    step = enc.slab_rows * max(1, _BATCH_ELEMENTS // (enc.slab_rows * columns))
+    for at in range(0, len(rows), step):
+        batch = slice(at, at + step)
+        rows[batch] = decode(plain, packed.unpack(enc, stored[batch]), columns)
+    return out
+
+
+def decode_rows(
+    enc: Encoding,
+    data: npt.NDArray[np.uint8],
+    columns: int,
+    ids: npt.NDArray[np.integer] | slice,
+) -> npt.NDArray[np.float32]:
+    """Decode some rows of a tensor, reading no others.
+
+    Parameters
+    ----------
+    enc : Encoding
+        How the rows are stored.
+    data : ndarray of uint8, shape [rows, row_bytes]
+        The tensor's stored bytes, contiguous.
+    columns : int
+        Elements of a row.
+    ids : ndarray of int, shape [m], or slice
+        Which rows, each in ``[0, rows)``.
+
+    Returns
+    -------
+    ndarray of float32, shape [m, columns]
+
+    Raises
+    ------
+    EncodingError, TypeError
+        As :func:`decode`.
+    """
+    _check_rows(enc, data, columns)
+    if enc.unpacked is None:
+        return decode(enc, data[ids], columns)
+    which = np.arange(len(data))[ids]
+    return decode(_plain(enc), packed.gather(enc, data, which), columns)
+
+
+def pack(enc: Encoding, rows: npt.NDArray[np.uint8], columns: int) -> npt.NDArray[np.uint8]:
+    """Interleave rows of stored bytes; no bit of them is lost, and none is rounded.
+
+    Parameters
+    ----------
+    enc : Encoding
+        A packed encoding.
+    rows : ndarray of uint8, shape [16 * n, row_bytes]
+        Rows in ``enc.unpacked``.
+    columns : int
+        Elements of a row.
+
+    Returns
+    -------
+    ndarray of uint8, shape [16 * n, row_bytes]
+        Slabs of 16 rows, one after another. A slab depends on its own rows only.
+
+    Raises
+    ------
+    EncodingError
+        If ``enc`` is not packed, ``columns`` is not a whole number of blocks, a row is not
+        ``row_bytes`` long, or the rows are not a whole number of slabs.
+    TypeError
+        If ``rows`` is not uint8.
+    """
+    _plain(enc)
+    _check_rows(enc, rows, columns)
+    return packed.pack(enc, np.ascontiguousarray(rows))
+
+
+def unpack(enc: Encoding, slabs: npt.NDArray[np.uint8], columns: int) -> npt.NDArray[np.uint8]:
+    """Undo :func:`pack`.
+
+    Parameters
+    ----------
+    enc : Encoding
+        A packed encoding.
+    slabs : ndarray of uint8, shape [16 * n, row_bytes]
+        Slabs of 16 rows, one after another.
+    columns : int
+        Elements of a row.
+
+    Returns
+    -------
+    ndarray of uint8, shape [16 * n, row_bytes]
+        Rows in ``enc.unpacked``.
+
+    Raises
+    ------
+    EncodingError, TypeError
+        As :func:`pack`.
+    """
+    _plain(enc)
+    _check_rows(enc, slabs, columns)
+    return packed.unpack(enc, np.ascontiguousarray(slabs))
+
+
+def _plain(enc: Encoding) -> Encoding:
+    if enc.unpacked is None:
+        raise EncodingError(f"{enc.name}: its rows are not packed; expected a name like q8_0_r16")
+    return ENCODINGS[enc.unpacked]
 
 
 def encode(enc: Encoding, values: npt.NDArray[np.float32]) -> npt.NDArray[np.uint8]:
@@ -152,8 +278,8 @@ def encode(enc: Encoding, values: npt.NDArray[np.float32]) -> npt.NDArray[np.uin
         raise TypeError(f"values are float32, not {values.dtype}")
     if not values.ndim:
         raise TypeError("values are rows, not a scalar")
-    codec = _CODECS[enc.name]
-    if codec.encode is None:
+    codec = _CODECS.get(enc.name)
+    if codec is None or codec.encode is None:
         raise UnsupportedRefusal(
             f"{enc.name}: this build reads {enc.name.upper()} but does not write it; choose one of "
             f"{', '.join(encodable_names())}"

@@ -3,19 +3,31 @@
 This module knows sizes and names only; the arithmetic is in :mod:`larql.format.codec`. It does not
 import NumPy, so commands that only look at metadata start quickly.
 
-Block sizes and type codes are those of GGUF (ggml's ``ggml_type`` enumeration).
+Block sizes and type codes are those of GGUF (ggml's ``ggml_type`` enumeration). Packed encodings,
+which interleave the blocks of 16 rows, have no code.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from types import MappingProxyType
 
 from larql.errors import EncodingError, UnsupportedRefusal
 
-__all__ = ["ENCODINGS", "Encoding", "encodable_names", "encoding", "from_ggml_type"]
+__all__ = [
+    "ENCODINGS",
+    "SLAB_ROWS",
+    "Encoding",
+    "encodable_names",
+    "encoding",
+    "from_ggml_type",
+    "packed_form",
+]
+
+SLAB_ROWS = 16
+"""Rows of a slab of a packed encoding: as many as a vector of 512 bits has words."""
 
 
 @dataclass(frozen=True)
@@ -36,7 +48,13 @@ class Encoding:
     safetensors_dtype : str
         Dtype of the stored bytes in a safetensors file: the float's own, ``"U8"`` for blocks.
     can_encode : bool
-        Whether this build writes the encoding; every listed encoding can be read.
+        Whether this build encodes numbers so; every listed encoding can be read.
+    slab_rows : int
+        Rows whose blocks are interleaved, so that only a whole slab of them can be cut out of the
+        stored bytes; 1 where every row stands alone.
+    unpacked : str or None
+        Name of the encoding whose blocks a packed encoding interleaves, None where rows stand
+        alone.
     """
 
     name: str
@@ -45,6 +63,8 @@ class Encoding:
     ggml_type: int | None
     safetensors_dtype: str
     can_encode: bool
+    slab_rows: int = 1
+    unpacked: str | None = None
 
     @property
     def is_block(self) -> bool:
@@ -57,7 +77,7 @@ class Encoding:
         return 8 * self.block_bytes / self.block_elements
 
     def row_bytes(self, columns: int) -> int:
-        """Return the stored bytes of one row.
+        """Return the stored bytes of one row, or of a packed encoding its share of the slab.
 
         Parameters
         ----------
@@ -104,18 +124,38 @@ class Encoding:
         Raises
         ------
         EncodingError
-            If an axis is negative or the last axis is not a whole number of blocks.
+            If an axis is negative, the last axis is not a whole number of blocks, or the rows of a
+            packed encoding are not a whole number of slabs.
         """
         columns = shape[-1] if shape else 1
         if any(axis < 0 for axis in shape):
             raise EncodingError(
                 f"{self.name}: shape {list(shape)} has a negative axis; check the shape"
             )
+        rows = shape[-2] if len(shape) > 1 else 1
+        if rows % self.slab_rows:
+            raise EncodingError(
+                f"{self.name}: {rows} rows are not a multiple of its slab of {self.slab_rows} "
+                f"rows; use {self.unpacked}"
+            )
         return prod(shape[:-1]) * self.row_bytes(columns)
 
 
-def _table(*rows: Encoding) -> Mapping[str, Encoding]:
-    return MappingProxyType({row.name: row for row in rows})
+def _packed(rows: Encoding) -> Encoding:
+    return replace(
+        rows,
+        name=f"{rows.name}_r{SLAB_ROWS}",
+        ggml_type=None,
+        can_encode=False,
+        slab_rows=SLAB_ROWS,
+        unpacked=rows.name,
+    )
+
+
+def _table(*rows: Encoding, packed: tuple[str, ...]) -> Mapping[str, Encoding]:
+    table = {row.name: row for row in rows}
+    forms = [_packed(table[name]) for name in packed]
+    return MappingProxyType(table | {form.name: form for form in forms})
 
 
 ENCODINGS: Mapping[str, Encoding] = _table(
@@ -135,11 +175,16 @@ ENCODINGS: Mapping[str, Encoding] = _table(
     Encoding("iq4_nl", 32, 18, 20, "U8", False),
     Encoding("iq4_xs", 256, 136, 23, "U8", False),
     Encoding("mxfp4", 32, 17, 39, "U8", True),
+    packed=("q8_0", "q4_0", "q4_1", "q5_0", "q5_1", "q4_k", "q5_k", "q6_k"),
 )
 """Every encoding that this build reads, by name."""
 
 _BY_GGML_TYPE: Mapping[int, Encoding] = MappingProxyType(
     {enc.ggml_type: enc for enc in ENCODINGS.values() if enc.ggml_type is not None}
+)
+
+_PACKED_FORMS: Mapping[str, Encoding] = MappingProxyType(
+    {enc.unpacked: enc for enc in ENCODINGS.values() if enc.unpacked is not None}
 )
 
 _GGML_NAMES: tuple[str, ...] = (
@@ -157,8 +202,13 @@ _GGML_REMOVED: frozenset[int] = frozenset({4, 5, 31, 32, 33, 36, 37, 38})
 
 
 def encodable_names() -> tuple[str, ...]:
-    """Return the names of the encodings that this build can write, in table order."""
+    """Return the names of the encodings that this build can encode numbers in, in table order."""
     return tuple(enc.name for enc in ENCODINGS.values() if enc.can_encode)
+
+
+def packed_form(rows: Encoding) -> Encoding | None:
+    """Return the packed encoding that interleaves rows of ``rows``, None where there is none."""
+    return _PACKED_FORMS.get(rows.name)
 
 
 def encoding(name: str) -> Encoding:
@@ -222,7 +272,8 @@ def from_ggml_type(code: int, where: str) -> Encoding:
             f"{where}: encoding {name} (ggml type {code}) was removed from the GGUF format; "
             "convert the original checkpoint again"
         )
+    known = (enc.name for enc in _BY_GGML_TYPE.values())
     raise UnsupportedRefusal(
         f"{where}: encoding {name} (ggml type {code}) has no decoder in this build, expected one "
-        f"of {', '.join(ENCODINGS).upper()}; get or make a file in one of these"
+        f"of {', '.join(known).upper()}; get or make a file in one of these"
     )

@@ -384,7 +384,7 @@ def _representation(key: str, reader: JsonObject) -> Representation:
         )
     shape = reader.extents("shape")
     try:
-        ENCODINGS[name].row_bytes(shape[-1])
+        ENCODINGS[name].nbytes(shape)
     except EncodingError as error:
         raise ContainerError(f"{reader.where}: {reader.path}: {error}") from None
     source = reader.child("source")

@@ -103,14 +103,22 @@ def encoding_table() -> str:
             f"{enc.bits_per_weight:g}",
             "" if enc.ggml_type is None else str(enc.ggml_type),
             f"`{enc.safetensors_dtype}`",
-            "yes" if enc.can_encode else "no",
+            _written(enc),
             _layout(enc),
         ]
         rows.append(f"| {' | '.join(cells)} |")
     return "\n".join(rows)
 
 
+def _written(enc: Encoding) -> str:
+    if enc.unpacked is not None:
+        return "by packing"
+    return "yes" if enc.can_encode else "no"
+
+
 def _layout(enc: Encoding) -> str:
+    if enc.unpacked is not None:
+        return f"slabs of {enc.slab_rows} rows of `{enc.unpacked}`"
     if enc.name in FLOATS:
         return FLOATS[enc.name]
     return f"ggml `block_{enc.name.replace('_k', '_K')}`"

@@ -29,6 +29,7 @@ from larql.format.index import (
     index_to_json,
 )
 from larql.format.rows import RowSelection
+from tests.naive import packed as naive_packed
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
@@ -352,13 +353,32 @@ def test_block_layouts_are_documented() -> None:
     text = FORMAT.read_text(encoding="utf-8")
     table = text.split("| Encoding | Bytes | Value |\n| --- | --- | --- |\n")[1].split("\n\n")[0]
     for name, enc in ENCODINGS.items():
-        if not enc.is_block:
+        if not enc.is_block or enc.unpacked is not None:
             continue
         (line,) = (row for row in table.splitlines() if row.startswith(f"| `{name}` |"))
         ranges = [tuple(map(int, pair)) for pair in re.findall(r"`\[(\d+):(\d+)\]`", line)]
         assert ranges[0][0] == 0
         assert all(before[1] == after[0] for before, after in itertools.pairwise(ranges))
         assert ranges[-1][1] == enc.block_bytes, name
+
+
+def test_packed_layouts_are_documented() -> None:
+    text = FORMAT.read_text(encoding="utf-8")
+    table = text.split("| Encoding | float16 | Words, in order |\n| --- | --- | --- |\n")[1]
+    table = table.split("\n\n")[0]
+    for name, enc in ENCODINGS.items():
+        if enc.unpacked is None:
+            continue
+        (line,) = (row for row in table.splitlines() if row.startswith(f"| `{name}` |"))
+        cells = line.split("|")[2:4]
+        found = [
+            [at for pair in re.findall(r"`\[(\d+):(\d+)\]`", cell) for at in range(*map(int, pair))]
+            for cell in cells
+        ]
+        halves, words = naive_packed.LAYOUTS[enc.unpacked]
+        assert found[0] == [at + i for at in halves for i in range(2)], name
+        assert found[1] == [at + i for at in words for i in range(4)], name
+        assert sorted(found[0] + found[1]) == list(range(enc.block_bytes)), name
 
 
 def test_the_example_has_documented_fields_only(format_parts: ModuleType, tmp_path: Path) -> None:

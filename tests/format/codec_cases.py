@@ -8,8 +8,9 @@ from hypothesis import strategies as st
 
 from larql.format.codec import ENCODINGS, encodable_names
 
-NAMES = tuple(ENCODINGS)
-BLOCK_NAMES = tuple(name for name, enc in ENCODINGS.items() if enc.is_block)
+NAMES = tuple(name for name, enc in ENCODINGS.items() if enc.unpacked is None)
+PACKED_NAMES = tuple(name for name in ENCODINGS if name not in NAMES)
+BLOCK_NAMES = tuple(name for name in NAMES if ENCODINGS[name].is_block)
 ENCODED_BLOCKS = tuple(name for name in BLOCK_NAMES if name in encodable_names())
 
 HALF_AT = {
