@@ -4,12 +4,12 @@ Rows are cut into slabs of 16; slab ``s`` holds rows ``16 s`` to ``16 s + 15`` a
 of as many plain rows. In a slab, block column after block column, stand the 16 rows' blocks:
 
 1. each float16 of the block (``d``, then ``m`` or ``dmin``) as 16 of them, row after row;
-2. then each 32-bit word of what is left as 16 of them, row after row, in the order of
-   :data:`_FIELDS`.
+2. then each word of what is left as 16 of them, row after row, in the order of :data:`_FIELDS`. A
+   word has 32 bits, of Q8_0, whose steps are bytes, 8.
 
-Two kinds of bytes are rewritten on the way, each in place: the steps of Q8_0 are stored plus 128,
-and the 32 fifth bits of Q5_0 and Q5_1 with bit ``k`` at bit ``8 * (k % 4) + k // 4``. All of it is
-a bijection of the stored bytes: nothing is rounded, and any bytes come back.
+The 32 fifth bits of Q5_0 and Q5_1 are rewritten on the way, with bit ``k`` at bit
+``8 * (k % 4) + k // 4``. All of it is a bijection of the stored bytes: nothing is rounded, and any
+bytes come back.
 
 Private: use :mod:`larql.format.codec`.
 """
@@ -28,7 +28,7 @@ from larql.format.quants.blocks import Bytes
 
 __all__ = ["gather", "pack", "unpack"]
 
-_HALF, _WORD = 2, 4
+_HALF = 2
 
 
 @dataclass(frozen=True)
@@ -40,29 +40,29 @@ class _Fields:
     halves : tuple of int
         Byte at which each float16 begins.
     words : tuple of (int, int)
-        First byte and number of each run of 32-bit words.
-    offset_steps : bool
-        Whether the words are int8 steps, stored plus 128.
+        First byte and number of each run of words.
+    word : int
+        Bytes of a word.
     fifth_bits : bool
         Whether the first word holds fifth bits.
     """
 
     halves: tuple[int, ...]
     words: tuple[tuple[int, int], ...]
-    offset_steps: bool = False
+    word: int = 4
     fifth_bits: bool = False
 
     @property
     def order(self) -> npt.NDArray[np.intp]:
         """Positions in the block of the bytes in the order in which they are stored."""
         runs = [np.arange(at, at + _HALF) for at in self.halves]
-        runs += [np.arange(at, at + _WORD * count) for at, count in self.words]
+        runs += [np.arange(at, at + self.word * count) for at, count in self.words]
         return np.concatenate(runs)
 
 
 _FIELDS: Mapping[str, _Fields] = MappingProxyType(
     {
-        "q8_0": _Fields((0,), ((2, 8),), offset_steps=True),
+        "q8_0": _Fields((0,), ((2, 32),), word=1),
         "q4_0": _Fields((0,), ((2, 4),)),
         "q4_1": _Fields((0, 2), ((4, 4),)),
         "q5_0": _Fields((0,), ((2, 1), (6, 4)), fifth_bits=True),
@@ -99,8 +99,6 @@ def pack(enc: Encoding, rows: Bytes) -> Bytes:
     halves, words = _views(enc, fields, out)
     halves.swapaxes(2, 3)[...] = ordered[..., :split].reshape(halves.swapaxes(2, 3).shape)
     words.swapaxes(2, 3)[...] = ordered[..., split:].reshape(words.swapaxes(2, 3).shape)
-    if fields.offset_steps:
-        words ^= np.uint8(0x80)
     if fields.fifth_bits:
         words[:, :, 0] = _exchange_bits(words[:, :, 0], 8, 4)
     return out.reshape(rows.shape)
@@ -158,20 +156,18 @@ def _by_column(enc: Encoding, slabs: Bytes) -> Bytes:
 
 
 def _views(enc: Encoding, fields: _Fields, packed: Bytes) -> tuple[Bytes, Bytes]:
-    # The float16s [slabs, columns, halves, 16, 2] and words [slabs, columns, words, 16, 4].
+    # The float16s [slabs, columns, halves, 16, 2] and words [slabs, columns, words, 16, size].
     split = enc.slab_rows * _HALF * len(fields.halves)
     lead = packed.shape[:2]
     halves = packed[..., :split].reshape(*lead, len(fields.halves), enc.slab_rows, _HALF)
-    count = (packed.shape[2] - split) // (enc.slab_rows * _WORD)
-    return halves, packed[..., split:].reshape(*lead, count, enc.slab_rows, _WORD)
+    count = (packed.shape[2] - split) // (enc.slab_rows * fields.word)
+    return halves, packed[..., split:].reshape(*lead, count, enc.slab_rows, fields.word)
 
 
 def _rows(enc: Encoding, fields: _Fields, halves: Bytes, words: Bytes) -> Bytes:
-    # Blocks of rows, [..., columns, halves, 2] and [..., columns, words, 4], put together.
+    # Blocks of rows, [..., columns, halves, 2] and [..., columns, words, size], put together.
     lead, split = halves.shape[:-2], _HALF * len(fields.halves)
     words = words.copy()
-    if fields.offset_steps:
-        words ^= np.uint8(0x80)
     if fields.fifth_bits:
         words[..., 0, :] = _exchange_bits(words[..., 0, :], 4, 8)
     blocks = np.empty((*lead, enc.block_bytes), np.uint8)
