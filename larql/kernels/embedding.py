@@ -46,8 +46,11 @@ def _gather(variant: Any, p: int, task: int, worker: int) -> None:
     weight, stride, columns, ids = load_i64(p), load_i64(p + 8), load_i64(p + 16), load_i64(p + 24)
     out = load_i64(p + 32) + task * columns * 4
     decoded = load_i64(p + 56) + worker * load_i64(p + 64)
-    factor = splat(load_f32(p + 40))
-    call_kernel(load_i64(p + 48), weight + load_i64(ids + task * 8) * stride, decoded, columns)
+    factor, together = splat(load_f32(p + 40)), load_i64(p + 72)
+    row = load_i64(ids + task * 8)
+    lane = row % together
+    call_kernel(load_i64(p + 48), weight + (row - lane) * stride, decoded, columns)
+    decoded += lane * (columns + 16) * 4
     whole = columns // 16 * 16
     for at in range(0, whole, 16):
         store(out + at * 4, load(decoded + at * 4) * factor)
@@ -59,18 +62,18 @@ def _gather(variant: Any, p: int, task: int, worker: int) -> None:
 @kernel
 def _enter(
     run: int, pool: int, function: int, tasks: int, weight: Any, ids: Any, out: Any, row_bytes: int,
-    scale: float, reader: int, place: int, slot: int,
+    scale: float, reader: int, place: int, slot: int, together: int,
 ) -> None:  # fmt: skip
     begin(run, pool, function, tasks, words((
         address_of(weight), row_bytes, out.shape[1], address_of(ids), address_of(out),
-        np.float32(scale), reader, place, slot,
+        np.float32(scale), reader, place, slot, together,
     )))  # fmt: skip
 
 
 @cache
 def _entry() -> Callable[..., None]:
     ids = types.Array(types.int64, 1, "C", readonly=True)
-    return compiled_entry(_enter, BYTES, ids, MATRIX, WORD, REAL, WORD, WORD, WORD)
+    return compiled_entry(_enter, BYTES, ids, MATRIX, WORD, REAL, WORD, WORD, WORD, WORD)
 
 
 @cache
@@ -96,7 +99,7 @@ def gather(
     encoding : str
         Key of `larql.kernels.encodings.BLOCKS`.
     rows, columns : int
-        Logical shape.
+        Logical shape; `rows` a multiple of `Block.together`.
     ids : int64 [T], C-contiguous
     scale : float
         Rounded to float32; 1 leaves the decoded values as they are.
@@ -107,7 +110,9 @@ def gather(
     ValueError
         When the arrays do not fit, an id is not a row, or the encoding is unknown.
     """
-    row_bytes = block(encoding).row_bytes(columns)
+    geometry = block(encoding)
+    geometry.check_rows(encoding, rows)
+    row_bytes = geometry.row_bytes(columns)
     weight = flat_bytes(weight, rows * row_bytes)
     if ids.dtype != np.int64 or ids.ndim != 1 or not ids.flags.c_contiguous:
         raise ValueError(f"ids must be a contiguous int64 vector, found {ids.dtype} {ids.shape}")
@@ -119,11 +124,12 @@ def gather(
     least, most = int(ids.min()), int(ids.max())
     if least < 0 or most >= rows:
         raise ValueError(f"ids must be 0..{rows - 1}, found {least if least < 0 else most}")
-    place, slot = scratch(-(-columns // 16) * 64)
+    together = geometry.together
+    place, slot = scratch(together * (-(-columns // 16) + 1) * 64)
     try:
         submit(
             _entry(), _compiled(), count, weight, ids, out, row_bytes, scale, expander(encoding),
-            place, slot,
+            place, slot, together,
         )  # fmt: skip
     except TypeError:
         refuse(("out", out, (count, columns)))

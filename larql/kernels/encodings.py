@@ -13,13 +13,15 @@ class Block:
     """One block of an encoding: `elements` consecutive weights in `nbytes` bytes.
 
     `step` is how many elements a kernel takes at a time, a multiple of 16 lanes; `scales` how many
-    float32 numbers it prepares for a block before.
+    float32 numbers it prepares for a block before; `together` how many rows lie interleaved, as
+    many as a matrix has a multiple of.
     """
 
     elements: int
     nbytes: int
     step: int
     scales: int
+    together: int = 1
 
     def row_bytes(self, columns: int) -> int:
         """Return the stored size of a row.
@@ -33,6 +35,17 @@ class Block:
         if rest:
             raise ValueError(f"{columns} columns are no multiple of the block of {self.elements}")
         return count * self.nbytes
+
+    def check_rows(self, name: str, rows: int) -> None:
+        """Refuse a matrix of part of a slab.
+
+        Raises
+        ------
+        ValueError
+            When `rows` is no multiple of `together`.
+        """
+        if rows % self.together:
+            raise ValueError(f"rows of {name} come by {self.together}, found a matrix of {rows}")
 
 
 # Block layouts: GGUF specification and ggml's block structures.
@@ -53,6 +66,14 @@ BLOCKS: Mapping[str, Block] = {
     "q5_k": Block(256, 176, 256, 16),
     "q6_k": Block(256, 210, 256, 16),
     "iq4_xs": Block(256, 136, 256, 8),
+    "q8_0_r16": Block(32, 34, 32, 0, 16),
+    "q4_0_r16": Block(32, 18, 32, 0, 16),
+    "q4_1_r16": Block(32, 20, 32, 0, 16),
+    "q5_0_r16": Block(32, 22, 32, 0, 16),
+    "q5_1_r16": Block(32, 24, 32, 0, 16),
+    "q4_k_r16": Block(256, 144, 256, 0, 16),
+    "q5_k_r16": Block(256, 176, 256, 0, 16),
+    "q6_k_r16": Block(256, 210, 256, 0, 16),
 }
 
 

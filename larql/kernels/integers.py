@@ -15,7 +15,7 @@ from llvmlite import ir
 
 from larql.kernels.levels import Portable, emitter
 from larql.kernels.unpack import CODES_IQ4, CODES_MXFP4
-from larql.kernels.vector import shuffled
+from larql.kernels.vector import I32, shuffled, spread
 
 __all__ = [
     "BYTES",
@@ -145,6 +145,11 @@ class Integers:
             return self.builder.xor(values, _fill(values.type, self.signed_bias))
         return values
 
+    def fours(self, bytes_: Any, zero: Any) -> Any:
+        """Emit byte 16 j + i as byte 4 i + j of 64; `zero` is 0, which the compiler cannot know."""
+        order = [16 * j + i for i in range(16) for j in range(4)]
+        return shuffled(self.builder, bytes_, bytes_, order)
+
     def dot(self, start: Any, weights: Any, x: Any, signed: bool) -> Any:
         """Emit start + the sums of each four products of stored bytes with int8.
 
@@ -175,6 +180,8 @@ class Avx2Integers(Integers):
 
     def dot(self, start: Any, weights: Any, x: Any, signed: bool) -> Any:
         """Emit products of unsigned weights below 64, or of |w| and x with the sign of w."""
+        if weights.type.count > GROUP:
+            return self._dot_of_halves(start, weights, x, signed)
         call, words = self.level.call, ir.VectorType(_I16, 16)
         if signed:  # 2 * 128 * 127 < 2^15
             weights, x = (
@@ -183,6 +190,18 @@ class Avx2Integers(Integers):
         pairs = call("llvm.x86.avx2.pmadd.ub.sw", words, [weights, x])
         sums = call("llvm.x86.avx2.pmadd.wd", QUADS, [pairs, _fill(words, 1)])
         return self.builder.add(start, sums)
+
+    def _dot_of_halves(self, start: Any, weights: Any, x: Any, signed: bool) -> Any:
+        b = self.builder
+
+        def half(value: Any, index: int) -> Any:
+            size = value.type.count // 2
+            return shuffled(b, value, value, list(range(index * size, (index + 1) * size)))
+
+        low, high = (
+            self.dot(half(start, i), half(weights, i), half(x, i), signed) for i in range(2)
+        )
+        return shuffled(b, low, high, list(range(start.type.count)))
 
 
 def dot_pairs(level: Portable, start: Any, weights: Any, x: Any) -> Any:
@@ -195,6 +214,18 @@ class Avx512Integers(Integers):
     """Emit vpdpbusd, which takes unsigned weights: signed ones are stored plus 128."""
 
     signed_bias = 128
+
+    def fours(self, bytes_: Any, zero: Any) -> Any:
+        """Emit two shuffles: of a constant order the compiler would make a dozen."""
+        b, call = self.builder, self.level.call
+        words, small = I32.llvm, bytes_.type
+        places = [4 * j + i for i in range(4) for j in range(4)]
+        by_words = b.add(ir.Constant(words, places), spread(b, b.trunc(zero, _I32), 16))
+        turned = call("llvm.x86.avx512.permvar.si.512", words, [b.bitcast(bytes_, words), by_words])
+        by_bytes = b.add(
+            ir.Constant(small, places * 4), spread(b, b.trunc(zero, small.element), small.count)
+        )
+        return call("llvm.x86.avx512.pshuf.b.512", small, [b.bitcast(turned, small), by_bytes])
 
     def dot(self, start: Any, weights: Any, x: Any, signed: bool) -> Any:
         """Emit the dot product."""

@@ -177,6 +177,15 @@ def _compiled(function: Any) -> int:
     return compiled_address(function, Variant(setup.current().level))
 
 
+def _row_bytes(encoding: str, width: int) -> int:
+    geometry = block(encoding)
+    if geometry.together > 1:
+        raise ValueError(
+            f"rows of a head are read one by one, and those of {encoding} lie together"
+        )
+    return geometry.row_bytes(width)
+
+
 def absorb(
     q: npt.NDArray[np.float32],
     tails: npt.NDArray[np.float32],
@@ -207,7 +216,7 @@ def absorb(
         When the arrays do not fit, or the encoding is unknown.
     """
     tokens, heads, dims = q.shape
-    stride = block(encoding).row_bytes(width)
+    stride = _row_bytes(encoding, width)
     weight = flat_bytes(weight, heads * dims * stride)
     tail = tails.shape[2]
     shapes = (
@@ -254,7 +263,7 @@ def raise_heads(
     """
     tokens, heads, width = x.shape
     dims = out.shape[2]
-    stride = block(encoding).row_bytes(width)
+    stride = _row_bytes(encoding, width)
     weight = flat_bytes(weight, heads * dims * stride)
     shapes = (("x", x, (tokens, heads, width)), ("out", out, (tokens, heads, dims)))
     if any(array.shape != shape for _, array, shape in shapes):

@@ -155,6 +155,14 @@ class Portable:
             return self.builder.fmul(number, factor)
         return fused(self.builder, number, factor, spread(self.builder, shift))
 
+    def field(self, words: Any, at: int, width: int, first: int) -> Any:
+        """Emit `first` + the `width` bits from bit `at` on of each int32 lane, as float32."""
+        whole = self.bits_of(words, at, (1 << width) - 1)
+        # 2^23 + u has u for its last bits.
+        raised = self.builder.or_(whole, constant(I32.llvm, (127 + 23) << 23))
+        number = self.builder.bitcast(raised, F32.llvm)
+        return self.builder.fsub(number, constant(F32.llvm, float((1 << 23) - first)))
+
     def affine4(self, scale: Any, first: float, shift: Any | None) -> Any:
         """Prepare scale * (q + first) + shift for 4-bit q; return what `lookup4` takes."""
         return scale, first, shift
@@ -233,6 +241,19 @@ class Avx2(Portable):
 
 class Avx512(Avx2):
     """Emit for AVX-512 F, BW, DQ and VL: sixteen weights are one table look-up."""
+
+    def field(self, words: Any, at: int, width: int, first: int) -> Any:
+        """Emit `first` + some bits of each int32 lane, as float32: five or fewer by look-up."""
+        if width > 5:
+            return super().field(words, at, width, first)
+        index = self.builder.lshr(words, constant(I32.llvm, at)) if at else words
+        low, high = (
+            ir.Constant(F32.llvm, [float(first + LANES * half + q) for q in range(LANES)])
+            for half in range(2)
+        )
+        if width == 4:  # it heeds only the low four bits of each lane, the other the low five
+            return self.lookup4(low, index)
+        return self.call("llvm.x86.avx512.vpermi2var.ps.512", F32.llvm, [low, index, high])
 
     def affine4(self, scale: Any, first: float, shift: Any | None) -> Any:
         """Prepare the sixteen possible results."""

@@ -41,7 +41,7 @@ class Part:
     encoding : str
         Key of `larql.kernels.encodings.BLOCKS`.
     rows, columns : int
-        Logical shape; `columns` is the contracted axis.
+        Logical shape; `columns` is the contracted axis, `rows` a multiple of `Block.together`.
     out : float32 [C, rows]
         C-contiguous; overwritten.
     """
@@ -74,6 +74,7 @@ def check_parts(parts: Sequence[Part], columns: int, count: int) -> None:
     for part in parts:
         if part.columns != columns:
             raise ValueError(f"x must have {part.columns} columns, found {columns}")
+        block(part.encoding).check_rows(part.encoding, part.rows)
         # Addresses are only taken of what has passed.
         flat_bytes(part.weight, part.rows * part.row_bytes)
         float_matrix(part.out, (count, part.rows), "out")

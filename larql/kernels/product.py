@@ -37,6 +37,7 @@ from larql.kernels.shape import (
     tile_columns,
     tile_rows,
 )
+from larql.kernels.slab_product import float_job, interleaved_expander
 from larql.kernels.threads import scratch
 from larql.kernels.tile import coded_tile, plain_tile
 
@@ -98,10 +99,10 @@ def _panel(variant: Any, p: int, task: int, worker: int) -> None:
     x, x_stride, count = load_i64(p + 32), load_i64(p + 40), load_i64(p + 48)
     out, out_stride, share = load_i64(p + 56), load_i64(p + 64), load_i64(p + 72)
     expander, decoded = load_i64(p + 80), load_i64(p + 88) + worker * load_i64(p + 96)
-    decoded_stride = load_i64(p + 104)
+    decoded_stride, together = load_i64(p + 104), load_i64(p + 112)
     first = task * share
     height = min(share, rows - first)
-    for row in range(height):
+    for row in range(0, height, together):
         call_kernel(
             expander, weight + (first + row) * stride, decoded + row * decoded_stride, columns
         )
@@ -138,7 +139,9 @@ def _panel(variant: Any, p: int, task: int, worker: int) -> None:
 
 @cache
 def expander(encoding: str) -> int:
-    """Return the address of code that decodes one row of `encoding` to float32."""
+    """Return the address of code that decodes `Block.together` rows of `encoding` to float32."""
+    if block(encoding).together > 1:
+        return interleaved_expander(encoding)
     return compiled_address(_expand_row, Variant(setup.current().level, encoding))
 
 
@@ -162,6 +165,8 @@ def _direct(part: Part) -> bool:
 
 
 def _in_registers(part: Part, x: npt.NDArray[np.float32]) -> Job:
+    if block(part.encoding).together > 1:
+        return float_job(part, x)
     geometry, stride = block(part.encoding), part.row_bytes
     blocks = part.columns // geometry.step
     share = share_rows(part.rows, stride, _ROWS)
@@ -178,7 +183,8 @@ def _stride(part: Part) -> int:
 
 
 def _share(part: Part) -> int:
-    return panel_rows(part.rows, _stride(part), _PANEL_BYTES)
+    rows = panel_rows(part.rows, _stride(part), _PANEL_BYTES)
+    return rounded_up(rows, block(part.encoding).together)
 
 
 def _by_panels(part: Part, x: npt.NDArray[np.float32], place: int, slot: int) -> Job:
@@ -186,7 +192,7 @@ def _by_panels(part: Part, x: npt.NDArray[np.float32], place: int, slot: int) ->
     words = (
         part.address, part.row_bytes, part.rows, part.columns, address(x), x.shape[1] * 4,
         x.shape[0], address(part.out), part.rows * 4, share, expander(part.encoding), place, slot,
-        _stride(part),
+        _stride(part), block(part.encoding).together,
     )  # fmt: skip
     return Job(_plain(), -(-part.rows // share), words)
 

@@ -25,6 +25,7 @@ from larql.kernels.expand import (
 from larql.kernels.integer_panel import integer_panel, weight_bytes, widen, widens
 from larql.kernels.integer_rows import EIGHT, integer_rows
 from larql.kernels.integers import GROUP, INTEGERS, alike, integer_bias
+from larql.kernels.interleaved import INTERLEAVED
 from larql.kernels.jit import Variant, compiled_address, kernel
 from larql.kernels.memory import call_kernel, fetch_lines, load_i64
 from larql.kernels.parts import (
@@ -45,6 +46,7 @@ from larql.kernels.shape import (
     tile_rows,
     unit_count,
 )
+from larql.kernels.slab_product import integer_job, unpacked_bytes
 from larql.kernels.threads import scratch
 
 __all__ = ["products_q8", "takes_integers"]
@@ -156,6 +158,8 @@ def _many(encoding: str) -> int:
 
 def takes_integers(encoding: str, columns: int) -> bool:
     """Return whether rows of so many columns in this encoding have integer products."""
+    if encoding in INTERLEAVED:
+        return columns % block(encoding).elements == 0
     if encoding not in INTEGERS or columns % GROUP:
         return False
     geometry = block(encoding)
@@ -219,7 +223,7 @@ def products_q8(parts: Sequence[Part], x: QuantizedRows) -> None:
     """
     for part in parts:
         block(part.encoding)
-        if part.encoding not in INTEGERS:
+        if part.encoding not in INTEGERS and part.encoding not in INTERLEAVED:
             raise ValueError(f"the encoding {part.encoding!r} has no integer products")
     check_parts(parts, x.columns, x.count)
     for part in parts:
@@ -228,9 +232,13 @@ def products_q8(parts: Sequence[Part], x: QuantizedRows) -> None:
     parts = [part for part in parts if part.out.size]
     if not parts:
         return
-    if x.width == 1:
-        jobs = [_one_by_one(part, x) for part in parts]
-    else:
-        place, slot = scratch(max(_share(part) * _stride(part) for part in parts))
-        jobs = [_by_panels(part, x, place, slot) for part in parts]
+    slabs = [part for part in parts if part.encoding in INTERLEAVED]
+    plain = [part for part in parts if part.encoding not in INTERLEAVED]
+    few = x.width == 1
+    rooms = [] if few else [_share(part) * _stride(part) for part in plain]
+    if x.count > 1:
+        rooms += [unpacked_bytes(part, x) for part in slabs]
+    place, slot = scratch(max(rooms)) if rooms else (0, 0)
+    jobs = [_one_by_one(part, x) if few else _by_panels(part, x, place, slot) for part in plain]
+    jobs += [integer_job(part, x, place, slot) for part in slabs]
     run_together(jobs, *parts, x)

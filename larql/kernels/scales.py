@@ -17,7 +17,7 @@ from larql.kernels.encodings import BLOCKS
 from larql.kernels.jit import cgutils
 from larql.kernels.levels import Portable
 from larql.kernels.memory import offset, read, write
-from larql.kernels.vector import I32, LANES, shuffled, spread
+from larql.kernels.vector import I32, LANES, shuffled, spread, transposed
 
 __all__ = ["EIGHT_SPARE", "SCALES", "Scales"]
 
@@ -101,7 +101,7 @@ class Scales:
                     for index in range(count)
                 ]
                 width = min(count, self.count - first)
-                for index, vector in enumerate(_transposed(b, found)[:width]):
+                for index, vector in enumerate(transposed(b, found)[:width]):
                     write(b, vector, offset(b, place, 4 * count * (first + index)))
 
     def of_eight(self, e: Portable, blocks: Sequence[Any]) -> list[Any]:
@@ -121,24 +121,6 @@ class Scales:
             shuffled(b, numbers, numbers, list(range(count * j, count * (j + 1))))
             for j in range(self.count)
         ]
-
-
-def _transposed(builder: Any, rows: list[Any]) -> list[Any]:
-    """Emit the transpose of a square of vectors, whose size is a power of two."""
-    count = len(rows)
-    half = 1
-    while half < count:
-        lanes = range(count)
-        low = [i if not i & half else count + i - half for i in lanes]
-        high = [i + half if not i & half else count + i for i in lanes]
-        turned = list(rows)
-        for index in lanes:
-            if not index & half:
-                a, b = rows[index], rows[index + half]
-                turned[index] = shuffled(builder, a, b, low)
-                turned[index + half] = shuffled(builder, a, b, high)
-        rows, half = turned, 2 * half
-    return rows
 
 
 def _mxfp4(e: Portable, p: Any, target: Any) -> None:

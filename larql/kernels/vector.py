@@ -136,6 +136,24 @@ def shuffled(builder: Any, a: Any, b: Any, lanes: list[int]) -> Any:
     return builder.shuffle_vector(a, b, mask)
 
 
+def transposed(builder: Any, rows: list[Any]) -> list[Any]:
+    """Emit the transpose of a square of vectors, whose size is a power of two."""
+    count = len(rows)
+    half = 1
+    while half < count:
+        lanes = range(count)
+        low = [i if not i & half else count + i - half for i in lanes]
+        high = [i + half if not i & half else count + i for i in lanes]
+        turned = list(rows)
+        for index in lanes:
+            if not index & half:
+                a, b = rows[index], rows[index + half]
+                turned[index] = shuffled(builder, a, b, low)
+                turned[index + half] = shuffled(builder, a, b, high)
+        rows, half = turned, 2 * half
+    return rows
+
+
 def halve_four(builder: Any, vectors: list[Any], combine: Any) -> Any:
     """Emit `halve` of four vectors at once, as the four lanes of one; the same sums."""
     parts = []

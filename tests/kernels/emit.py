@@ -55,9 +55,11 @@ from larql.kernels import (  # noqa: E402
     product,
     product_q8,
     ring,
+    slab_product,
 )
 from larql.kernels.encodings import BLOCKS  # noqa: E402
 from larql.kernels.integers import INTEGERS  # noqa: E402
+from larql.kernels.interleaved import INTERLEAVED  # noqa: E402
 from larql.kernels.jit import Variant, compiled_address  # noqa: E402
 
 KERNELS = Path(setup.__file__).parent
@@ -66,6 +68,8 @@ TOLD = {
     product._expand_row, product._coded_rows, product._panel, product_q8._rows,
     product_q8._unpack, product_q8._panel, convolution._convolve,
     activation._activate, activation._gate, attention_block._block, ring._write,
+    slab_product._expand, slab_product._floats, slab_product._integers, slab_product._unpack,
+    slab_product._many,
 }  # fmt: skip
 FUSED = re.compile(r"call [^\n]*@llvm\.fma\.(?:v(\d+))?f(?:32|64)\(")
 FOREIGN = re.compile(r"@(llvm\.x86\.[\w.]+)|call [^\n]*\b(asm) ")
@@ -99,8 +103,14 @@ def compile_all(found: dict[str, Any]) -> None:
     """Compile every kernel for the level, with each encoding and function that it takes."""
     level = setup.current().level
     for encoding in BLOCKS:
-        product._coded(encoding)
         product.expander(encoding)
+        if encoding not in INTERLEAVED:
+            product._coded(encoding)
+    for encoding, form in INTERLEAVED.items():
+        slab_product._float_kernel(encoding)
+        slab_product._integer_kernel(encoding)
+        slab_product._unpacker(encoding)
+        slab_product._many_kernel(form.source)
     for encoding in INTEGERS:
         product_q8._few(encoding)
         product_q8._unpacker(encoding)

@@ -71,6 +71,16 @@ def digests(few: bool) -> dict[str, str]:
             part = parts.Part(raw, encoding, 9, 256, out)
             product_q8.products_q8([part], rounding.quantize_rows(x[:count]))
             found[f"{encoding} in integers, {count} vectors"] = out
+    for encoding in ("q8_0_r16", "q4_1_r16", "q5_k_r16", "q6_k_r16"):
+        raw = generator.integers(0, 124, (32, BLOCKS[encoding].row_bytes(256)), np.uint8)
+        for count in (1, 3, 19):
+            x, out = floats(count, 256), np.empty((count, 32), np.float32)
+            product.products([parts.Part(raw, encoding, 32, 256, out)], x)
+            found[f"{encoding}, {count} vectors"] = out
+            out = np.empty((count, 32), np.float32)
+            part = parts.Part(raw, encoding, 32, 256, out)
+            product_q8.products_q8([part], rounding.quantize_rows(x))
+            found[f"{encoding} in integers, {count} vectors"] = out
     x = floats(3, 50)
     found["norm"] = np.empty_like(x)
     norm.rms_norm(x, floats(50), 1.0, 1e-5, found["norm"])
@@ -146,6 +156,7 @@ def assembly() -> str:
         rope,
         rounding,
         routing,
+        slab_product,
         survey,
     )
     from larql.kernels import product_q8 as integers
@@ -162,6 +173,11 @@ def assembly() -> str:
         product._coded_rows,
         product._expand_row,
         product._panel,
+        slab_product._floats,
+        slab_product._expand,
+        slab_product._integers,
+        slab_product._unpack,
+        slab_product._many,
         norm._rms,
         activation._gate,
         rope._table,

@@ -15,6 +15,7 @@ import pytest
 
 from larql.kernels.encodings import BLOCKS
 from larql.kernels.integers import INTEGERS, alike
+from larql.kernels.interleaved import INTERLEAVED
 from larql.kernels.pool import _FUTEX_CALL
 
 TRIPLE = "aarch64-unknown-linux-gnu"
@@ -85,15 +86,24 @@ def test_every_kernel_is_emitted_with_every_encoding(report: dict[str, Any]) -> 
     emitted = {
         (k["name"], k["types"].split(",")[1]) for k in report["kernels"] if "(" in k["types"]
     }
-    for encoding in BLOCKS:
+    for encoding in BLOCKS.keys() - INTERLEAVED.keys():
         assert {("product._coded_rows", encoding), ("product._expand_row", encoding)} <= emitted
     for encoding in INTEGERS:
         assert {("product_q8._rows", encoding), ("product_q8._unpack", encoding)} <= emitted
     assert {("product_q8._panel", alike("portable", encoding)) for encoding in INTEGERS} <= emitted
+    for encoding, form in INTERLEAVED.items():
+        for name in ("_floats", "_expand", "_integers", "_unpack"):
+            assert (f"slab_product.{name}", encoding) in emitted
+        assert ("slab_product._many", alike("portable", form.source)) in emitted
     # each encoding has code of its own: none of them stands for another
-    for name in ("product._coded_rows", "product_q8._rows"):
+    for name, least in (
+        ("product._coded_rows", len(INTEGERS)),
+        ("product_q8._rows", len(INTEGERS)),
+        ("slab_product._floats", len(INTERLEAVED)),
+        ("slab_product._integers", len(INTERLEAVED)),
+    ):
         codes = [k["assembly"] for k in report["kernels"] if k["name"] == name]
-        assert len(set(codes)) == len(codes) >= len(INTEGERS)
+        assert len(set(codes)) == len(codes) >= least
 
 
 def test_nothing_of_another_processor_is_left(report: dict[str, Any]) -> None:
@@ -119,7 +129,10 @@ def test_products_and_sums_are_fused_where_llvm_was_told_and_nowhere_else(
         # equal pieces of code may have been merged, but a fused operation is never made up
         assert fused_lanes(kernel) <= kernel["fused"], kernel["name"]
         assert (fused_lanes(kernel) > 0) == (kernel["fused"] > 0), kernel["name"]
-    for name in ("product._coded_rows", "product._panel", "product_q8._rows", "product_q8._panel"):
+    for name in (
+        "product._coded_rows", "product._panel", "product_q8._rows", "product_q8._panel",
+        "slab_product._floats", "slab_product._integers", "slab_product._many",
+    ):  # fmt: skip
         kernels = [k for k in report["kernels"] if k["name"] == name]
         assert kernels
         assert all("fmla" in instructions(kernel) for kernel in kernels), name
