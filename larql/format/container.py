@@ -30,6 +30,7 @@ from larql.format.segment import Segment, hash_file
 if TYPE_CHECKING:
     from larql.format.banks import EntryRegions
     from larql.format.lyrw.v2 import BankFile
+    from larql.format.moe.profiles import Selection
 
 __all__ = ["Container", "EncodingShare", "is_container", "verify_container"]
 
@@ -164,8 +165,27 @@ class Container:
 
     @cached_property
     def operands(self) -> Mapping[str, Representation]:
-        """The representation that serves each operand when none is asked for by name."""
+        """The baseline of each operand, whatever a profile selects; a run uses :meth:`select`."""
         return self.index.by_operand()
+
+    def select(self, profile: str | None) -> Selection:
+        """Return which representation serves each operand of a run, and what is left out.
+
+        Parameters
+        ----------
+        profile : str or None
+            None: the profile ``default``, or the document where it has none of that name.
+
+        Raises
+        ------
+        UsageError
+            If there is no such profile, naming those that there are.
+        ContainerError, UnsupportedRefusal
+            If the profile is malformed or speaks of what is not there, or the graph cannot be read.
+        """
+        from larql.format.moe.profiles import selection_of
+
+        return selection_of(self.index, self.graph.components, profile, str(self.path))
 
     def segment(self, name: str) -> Segment:
         """Open a segment by the name under which the index lists it.
