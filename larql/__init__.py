@@ -26,6 +26,7 @@ def open(  # noqa: A001
     draft_depth: int | None = None,
     threads: int | None = None,
     chunk: int | None = None,
+    profile: str | None = None,
 ) -> Model:
     """Open a model and make it ready to run.
 
@@ -48,6 +49,9 @@ def open(  # noqa: A001
         Threads to compute with, one per core by default; no answer depends on it.
     chunk : int or None
         Most positions advanced at once; no answer depends on it.
+    profile : str or None
+        Profile of the container, which selects among what it holds. None: ``default``, or the
+        container as it stands where it has none of that name.
 
     Returns
     -------
@@ -75,6 +79,7 @@ def open(  # noqa: A001
         draft_depth=draft_depth,
         threads=threads,
         chunk=chunk,
+        profile=profile,
     )
 
 

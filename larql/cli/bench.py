@@ -16,6 +16,7 @@ from larql.cli.options import (
     KvKind,
     Model,
     Prefault,
+    Profile,
     Threads,
 )
 from larql.cli.output import output_of
@@ -88,6 +89,7 @@ def command(
     kv: Kv = KvKind.F32,
     threads: Threads = None,
     prefault: Prefault = False,
+    profile: Profile = None,
 ) -> None:
     """Measure speed and memory, alone or beside other engines.
 
@@ -129,6 +131,7 @@ def command(
         kv=kv.value,
         threads=threads,
         prefault=prefault,
+        profile=profile,
     )
     with render.progress(output) as progress:
         found = bench(container, options, progress)

@@ -8,7 +8,7 @@ import typer
 
 from larql.cli import render
 from larql.cli.models import open_model
-from larql.cli.options import Model, half_open_range
+from larql.cli.options import Model, Profile, half_open_range
 from larql.cli.output import output_of
 from larql.errors import CheckFailed
 from larql.format.container import Container
@@ -17,15 +17,6 @@ from larql.format.moe.findings import Operation
 
 __all__ = ["command"]
 
-ProfileOption = Annotated[
-    str | None,
-    typer.Option(
-        "--profile",
-        metavar="NAME",
-        help="Profile of the container to ask under.",
-        show_default="the profile `default` where there is one, else all of the container",
-    ),
-]
 PartialOption = Annotated[
     bool,
     typer.Option(
@@ -49,7 +40,7 @@ LayersOption = Annotated[
 def command(
     ctx: typer.Context,
     model: Model,
-    profile: ProfileOption = None,
+    profile: Profile = None,
     layers: LayersOption = None,
     partial: PartialOption = False,
 ) -> None:

@@ -19,8 +19,9 @@ import typer
 
 from larql import __version__
 from larql.cli import installation, render
+from larql.cli.options import Profile
 from larql.cli.output import Output, output_of
-from larql.errors import CheckFailed, LarqlError
+from larql.errors import CheckFailed, LarqlError, UsageError
 
 __all__ = ["command"]
 
@@ -79,7 +80,7 @@ Warm = Annotated[
 ]
 
 
-def command(ctx: typer.Context, warm: Warm = None) -> None:
+def command(ctx: typer.Context, warm: Warm = None, profile: Profile = None) -> None:
     """Report what this machine and installation offer.
 
     Versions, instruction set, threads, memory, cache and the environment variables that change
@@ -96,7 +97,9 @@ def command(ctx: typer.Context, warm: Warm = None) -> None:
     output = output_of(ctx)
     environment = _environment()  # before the kernels' setup adds to it
     if warm is not None:
-        _warm(warm, output)
+        _warm(warm, profile, output)
+    elif profile is not None:
+        raise UsageError("--profile is of a model; give --warm MODEL with it")
     findings: list[Finding] = []
     sections: dict[str, Facts] = {
         "versions": _versions(findings),
@@ -117,7 +120,7 @@ def command(ctx: typer.Context, warm: Warm = None) -> None:
         )
 
 
-def _warm(model: str, output: Output) -> None:
+def _warm(model: str, profile: str | None, output: Output) -> None:
     """Compile what a model needs; how long it took goes to standard error."""
     from larql.cli.models import open_model
 
@@ -126,7 +129,8 @@ def _warm(model: str, output: Output) -> None:
     from larql.runtime.warm import warm
 
     for activations, kv in (("f32", "f32"), ("q8", "f32"), ("f32", "f16")):
-        seconds = warm(open_run(container, RunOptions(activations=activations, kv=kv)))
+        options = RunOptions(activations=activations, kv=kv, profile=profile)
+        seconds = warm(open_run(container, options))
         render.notice(
             output, f"kernels for {activations} activations, {kv} keys and values: {seconds:.1f} s"
         )

@@ -28,6 +28,7 @@ from larql.cli.options import (
     Model,
     NoBos,
     Prefault,
+    Profile,
     Prompt,
     PromptFile,
     Threads,
@@ -118,6 +119,7 @@ def command(
     threads: Threads = None,
     chunk: Chunk = None,
     prefault: Prefault = False,
+    profile: Profile = None,
     context: Context = None,
 ) -> None:
     """Run a model over tokens or a prompt, and report logits.
@@ -157,6 +159,7 @@ def command(
         activations.value,
         kv.value,
         prefault,
+        profile,
     )
     run = start_run(container, options, output)
     if dump_layers is not None:
@@ -321,6 +324,7 @@ def _print(report: dict[str, object], given: Given) -> None:
     render.key_values(
         [
             ("container", container["fingerprint"]),
+            ("profile", container["profile"]),
             ("backend", f"{provenance['backend']}, {provenance['threads']} threads"),
             ("numerics", provenance["numerics"]),
             ("layers", f"{len(layers)} executed, {layers[0]}:{layers[-1] + 1}"),

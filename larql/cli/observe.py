@@ -43,6 +43,7 @@ from larql.cli.options import (
     Model,
     NoBos,
     Prefault,
+    Profile,
     Prompt,
     PromptFile,
     Threads,
@@ -96,6 +97,7 @@ def command(
     threads: Threads = None,
     chunk: Chunk = None,
     prefault: Prefault = False,
+    profile: Profile = None,
     context: Context = None,
 ) -> None:
     """Run tokens and see what happens inside: norms, the lens.
@@ -132,7 +134,7 @@ def command(
     room = room_for(plan.component, len(given.ids), generate, context, output)
     options = RunOptions(
         component, backend.value, draft_depth, threads, chunk, activations.value, kv.value,
-        prefault,
+        prefault, profile,
     )  # fmt: skip
     opened = Opened(start_run(container, options, output))
     declaration = Declaration(

@@ -8,7 +8,7 @@ import typer
 
 from larql.cli import render
 from larql.cli.models import open_model
-from larql.cli.options import Component, DraftDepth, Model
+from larql.cli.options import Component, DraftDepth, Model, Profile
 from larql.cli.output import output_of
 from larql.errors import CheckFailed
 from larql.format.closure import check_closure
@@ -20,7 +20,11 @@ __all__ = ["command"]
 
 
 def command(
-    ctx: typer.Context, model: Model, component: Component = "target", depth: DraftDepth = None
+    ctx: typer.Context,
+    model: Model,
+    component: Component = "target",
+    depth: DraftDepth = None,
+    profile: Profile = None,
 ) -> None:
     """List a container's plan, operation by operation.
 
@@ -35,7 +39,7 @@ def command(
     output = output_of(ctx)
     container = open_model(model, output)
     plan = make_plan(container, component, Full() if depth is None else Draft(depth))
-    served = container.operands
+    served = container.select(profile).bound
     # A draft needs no more than it runs.
     defects = check_closure(dataclasses.replace(plan.component, layers=plan.layers), served)
     rows = [(op, operand_lines(op, served)) for op in operations(plan)]

@@ -42,6 +42,7 @@ __all__ = [
     "Model",
     "NoBos",
     "Prefault",
+    "Profile",
     "Prompt",
     "PromptFile",
     "Source",
@@ -219,6 +220,15 @@ Prefault = Annotated[
             "as the step comes to them; the answer does not depend on it."
         ),
         show_default=False,
+    ),
+]
+Profile = Annotated[
+    str | None,
+    typer.Option(
+        "--profile",
+        metavar="NAME",
+        help="Profile of the container, which selects among what it holds.",
+        show_default="the profile `default` where there is one, else all of the container",
     ),
 ]
 Generate = Annotated[

@@ -23,6 +23,7 @@ from larql.cli.options import (
     Model,
     NoBos,
     Prefault,
+    Profile,
     Threads,
 )
 from larql.cli.output import output_of
@@ -98,6 +99,7 @@ def command(
     threads: Threads = None,
     chunk: Chunk = None,
     prefault: Prefault = False,
+    profile: Profile = None,
 ) -> None:
     """Measure a model on a text file.
 
@@ -143,6 +145,7 @@ def command(
             activations.value,
             kv.value,
             prefault,
+            profile,
         ),
         output,
     )
@@ -181,6 +184,7 @@ def command(
             ("scored", f"{len(found.nll)} of {len(tokens)} tokens in {found.windows} windows"),
             ("window", f"{room}, stride {step}"),
             ("container", container.fingerprint),
+            ("profile", run.prepared.selection.profile),
             ("payload sha256", report.get("payload_sha256")),
         ]
     )

@@ -26,6 +26,7 @@ from larql.cli.options import (
     Model,
     NoBos,
     Prefault,
+    Profile,
     PromptFile,
     Threads,
 )
@@ -106,6 +107,7 @@ def command(
     threads: Threads = None,
     chunk: Chunk = None,
     prefault: Prefault = False,
+    profile: Profile = None,
     context: Context = None,
 ) -> None:
     """Continue a prompt, or chat.
@@ -163,6 +165,7 @@ def command(
             activations.value,
             kv.value,
             prefault,
+            profile,
         ),
         tokenizer,
         end_ids(container, tokenizer),

@@ -14,6 +14,7 @@ from larql.cli.output import output_of
 from larql.errors import LarqlError
 from larql.format.container import Container
 from larql.format.graph import Component
+from larql.format.moe.profiles import select
 
 __all__ = ["command"]
 
@@ -50,9 +51,15 @@ def _components(container: Container) -> tuple[tuple[Component, ...], str | None
         return (), f"the layers cannot be shown: {error}"
 
 
+def _parameters(container: Container) -> int:
+    """Count numbers once, however many representations of them are held."""
+    return sum(value.elements for value in container.operands.values())
+
+
 def _bits_per_weight(container: Container) -> float:
-    elements = sum(share.elements for share in container.census())
-    return 8 * sum(share.nbytes for share in container.census()) / elements if elements else 0.0
+    elements = _parameters(container)
+    nbytes = sum(value.nbytes for value in container.operands.values())
+    return 8 * nbytes / elements if elements else 0.0
 
 
 def _identity(container: Container) -> list[tuple[str, object]]:
@@ -75,7 +82,7 @@ def _identity(container: Container) -> list[tuple[str, object]]:
         ("authority", index.authority),
         ("fidelity", _fidelity_text(container)),
         ("end of text", ", ".join(map(str, end_ids(container, None))) or None),
-        ("parameters", f"{sum(share.elements for share in container.census()):,}"),
+        ("parameters", f"{_parameters(container):,}"),
         ("bits per weight", f"{_bits_per_weight(container):.3f}"),
         ("size", render.bytes_text(sum(entry.size for entry in index.files.values()))),
     ]
@@ -165,9 +172,27 @@ def _print(container: Container, components: tuple[Component, ...]) -> None:
         sizes = [e.size for name, e in segments.items() if name.rsplit("/", 1)[0] == directory]
         rows.append((f"{directory}/ ({len(sizes)} files)", f"{sum(sizes):,}", ""))
     render.table(["file", "bytes", "sha256"], rows, right=["bytes"])
+    for name, problem in _profiles(container):
+        render.line(render.printable(f"profile {name}: {problem}"))
     for note in container.index.notes:
         kind = "" if note.startswith("warning: ") else "note: "
         render.line(f"{kind}{render.printable(note)}")
+
+
+def _profiles(container: Container) -> Iterator[tuple[str, str]]:
+    """Yield each profile with what it selects and leaves out, or what is wrong with it."""
+    for name in container.index.profiles:
+        try:
+            found = select(container.index, name, str(container.path))
+        except LarqlError as error:
+            yield name, str(error)
+            continue
+        text = f"selects representations of {len(found.chosen)} operands"
+        if found.chain[1:]:
+            text += f", inherits {' < '.join(found.chain[1:])}"
+        if found.omits:
+            text += f", leaves out {', '.join(map(str, found.omits))}"
+        yield name, text
 
 
 def _document(container: Container, components: tuple[Component, ...]) -> dict[str, object]:
@@ -185,7 +210,7 @@ def _document(container: Container, components: tuple[Component, ...]) -> dict[s
         "fidelity": _fidelities(container),
         "hidden_size": index.hidden_size,
         "num_layers": index.num_layers,
-        "parameters": sum(share.elements for share in container.census()),
+        "parameters": _parameters(container),
         "bits_per_weight": _bits_per_weight(container),
         "components": [
             {
@@ -200,6 +225,8 @@ def _document(container: Container, components: tuple[Component, ...]) -> dict[s
         ],
         "encodings": list(container.census()),
         "end_of_text_ids": list(end_ids(container, None)),
+        "profiles": dict(index.profiles),
+        "variants": dict(index.variants),
         "files": dict(index.files),
         "notes": list(index.notes),
     }

@@ -33,7 +33,6 @@ __all__ = [
     "Encoding",
     "decode",
     "decode_mxfp4_checkpoint",
-    "decode_rows",
     "encodable_names",
     "encode",
     "encoding",
@@ -41,6 +40,7 @@ __all__ = [
     "pack",
     "packed_form",
     "repack_mxfp4_checkpoint",
+    "take_rows",
     "unpack",
 ]
 
@@ -149,13 +149,13 @@ def _decode_slabs(
     return out
 
 
-def decode_rows(
+def take_rows(
     enc: Encoding,
     data: npt.NDArray[np.uint8],
     columns: int,
     ids: npt.NDArray[np.integer] | slice,
-) -> npt.NDArray[np.float32]:
-    """Decode some rows of a tensor, reading no others.
+) -> tuple[Encoding, npt.NDArray[np.uint8]]:
+    """Take some rows out of a tensor's stored bytes, reading no others.
 
     Parameters
     ----------
@@ -170,7 +170,9 @@ def decode_rows(
 
     Returns
     -------
-    ndarray of float32, shape [m, columns]
+    Encoding
+        That of the rows, each of which stands alone: ``enc``, or what a packed one interleaves.
+    ndarray of uint8, shape [m, row_bytes]
 
     Raises
     ------
@@ -179,9 +181,8 @@ def decode_rows(
     """
     _check_rows(enc, data, columns)
     if enc.unpacked is None:
-        return decode(enc, data[ids], columns)
-    which = np.arange(len(data))[ids]
-    return decode(_plain(enc), packed.gather(enc, data, which), columns)
+        return enc, data[ids]
+    return _plain(enc), packed.gather(enc, data, np.arange(len(data))[ids])
 
 
 def pack(enc: Encoding, rows: npt.NDArray[np.uint8], columns: int) -> npt.NDArray[np.uint8]:

@@ -30,6 +30,7 @@ from larql.format.segment import Segment, hash_file
 if TYPE_CHECKING:
     from larql.format.banks import EntryRegions
     from larql.format.lyrw.v2 import BankFile
+    from larql.format.moe.profiles import Selection
 
 __all__ = ["Container", "EncodingShare", "is_container", "verify_container"]
 
@@ -164,8 +165,27 @@ class Container:
 
     @cached_property
     def operands(self) -> Mapping[str, Representation]:
-        """The representation that serves each operand when none is asked for by name."""
+        """The baseline of each operand, whatever a profile selects; a run uses :meth:`select`."""
         return self.index.by_operand()
+
+    def select(self, profile: str | None) -> Selection:
+        """Return which representation serves each operand of a run, and what is left out.
+
+        Parameters
+        ----------
+        profile : str or None
+            None: the profile ``default``, or the document where it has none of that name.
+
+        Raises
+        ------
+        UsageError
+            If there is no such profile, naming those that there are.
+        ContainerError, UnsupportedRefusal
+            If the profile is malformed or speaks of what is not there, or the graph cannot be read.
+        """
+        from larql.format.moe.profiles import selection_of
+
+        return selection_of(self.index, self.graph.components, profile, str(self.path))
 
     def segment(self, name: str) -> Segment:
         """Open a segment by the name under which the index lists it.
@@ -290,7 +310,39 @@ def verify_container(container: Container, progress: Progress) -> list[Defect]:
         defect = _verify_representation(container, representation)
         if defect is not None and representation.segment not in damaged:
             defects.append(defect)
+    defects.extend(_verify_profiles(container))
+    defects.extend(_verify_packed(container, {defect.where for defect in defects}, progress))
     return defects
+
+
+def _verify_profiles(container: Container) -> Iterator[Defect]:
+    for name in container.index.profiles:
+        try:
+            selection = container.select(name)
+        except LarqlError as error:
+            yield Defect(INDEX_NAME, str(error).removeprefix(f"{container.path}: "))
+            continue
+        for operand, ids in selection.contradictions.items():
+            yield Defect(operand, f"profile {name} selects {', '.join(ids)} for it at once")
+
+
+def _verify_packed(container: Container, damaged: set[str], progress: Progress) -> Iterator[Defect]:
+    """Unpack what was packed from something else, and compare."""
+    values = [value for value in container.index.representations.values() if value.packs]
+    values = [value for value in values if value.segment not in damaged]
+    if not values:
+        return
+    from larql.format.siblings import sibling_problem
+
+    progress.start("unpack", sum(value.nbytes for value in values))
+    for value in values:
+        other = container.index.representations.get(str(value.packs))
+        if other is None or other.segment not in damaged:
+            problem = sibling_problem(container, value)
+            if problem is not None:
+                yield Defect(value.segment, f"operand {value.operand}: {value.id} {problem}")
+        progress.advance(value.nbytes)
+    progress.finish()
 
 
 def _verify_files(container: Container, progress: Progress) -> Iterator[Defect]:

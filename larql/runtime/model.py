@@ -344,6 +344,7 @@ def open_model(
     draft_depth: int | None = None,
     threads: int | None = None,
     chunk: int | None = None,
+    profile: str | None = None,
 ) -> Model:
     """Open and prepare a model.
 
@@ -366,6 +367,9 @@ def open_model(
         Threads to compute with, one per core by default; no answer depends on it.
     chunk : int or None
         Most positions advanced at once; no answer depends on it.
+    profile : str or None
+        Profile of the container, which selects among what it holds. None: ``default``, or the
+        container as it stands where it has none of that name.
 
     Returns
     -------
@@ -380,5 +384,7 @@ def open_model(
     from larql.format.source.resolve import resolve
 
     container = resolve(str(name), SilentProgress()).container
-    options = RunOptions(component, backend, draft_depth, threads, chunk, activations, kv)
+    options = RunOptions(
+        component, backend, draft_depth, threads, chunk, activations, kv, profile=profile
+    )
     return Model(open_run(container, options))

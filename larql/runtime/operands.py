@@ -8,9 +8,11 @@ import numpy as np
 import numpy.typing as npt
 
 from larql.errors import BindingDefect, ContainerError
+from larql.format.codec import take_rows
 from larql.format.container import Container
 from larql.format.encoding import Encoding
 from larql.format.index import Representation
+from larql.format.moe.profiles import Selection
 from larql.format.segment import Segment
 
 __all__ = ["OperandStore", "StoredBank", "StoredOperand"]
@@ -37,10 +39,22 @@ class StoredOperand:
     data: npt.NDArray[np.uint8]
 
     def rows_at(self, rows: slice | npt.NDArray[np.int64]) -> StoredOperand:
-        """Return some rows of a matrix as an operand: a view of a slice, a copy of chosen ones."""
+        """Return some rows of a matrix as an operand: a view of a slice, a copy of chosen ones.
+
+        Rows that are no whole slabs of a packed encoding are copied, and no longer packed.
+        """
         count, columns = self.shape
-        stored = self.data.reshape(count, self.encoding.row_bytes(columns))[rows]
-        return StoredOperand(self.name, self.encoding, (len(stored), columns), stored.reshape(-1))
+        encoding, stored = self.encoding, self.data.reshape(count, -1)
+        if isinstance(rows, slice) and _whole_slabs(encoding, rows, count):
+            stored = stored[rows]
+        else:
+            encoding, stored = take_rows(encoding, stored, columns, rows)
+        return StoredOperand(self.name, encoding, (len(stored), columns), stored.reshape(-1))
+
+
+def _whole_slabs(encoding: Encoding, rows: slice, count: int) -> bool:
+    first, end, step = rows.indices(count)
+    return step == 1 and not (first % encoding.slab_rows or end % encoding.slab_rows)
 
 
 @dataclass(frozen=True)
@@ -76,6 +90,8 @@ class OperandStore:
     ----------
     container : Container
         Opened container.
+    selection : Selection
+        Which representation serves each operand.
 
     Attributes
     ----------
@@ -85,8 +101,9 @@ class OperandStore:
         Their stored bytes.
     """
 
-    def __init__(self, container: Container) -> None:
+    def __init__(self, container: Container, selection: Selection) -> None:
         self.container = container
+        self.selection = selection
         self.reads = 0
         self.bytes_read = 0
         self._fetched: dict[str, tuple[Segment, str]] = {}
@@ -103,15 +120,13 @@ class OperandStore:
 
         Raises
         ------
+        ResidencyRefusal
+            If the profile leaves the operand out, or says that it is elsewhere.
         BindingDefect
             If the operand is not in the container, has another shape, or its segment is missing,
             damaged or contradicts the index.
         """
-        representation = self.container.operands.get(name)
-        if representation is None:
-            raise BindingDefect(
-                f"{self.container.path}: operand {name} is not in the container; extract it again"
-            )
+        representation = self.selection.serving(name, str(self.container.path))
         if representation.shape != shape:
             raise BindingDefect(
                 f"{self.container.path}: operand {name} has shape {list(representation.shape)}, "

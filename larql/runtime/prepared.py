@@ -6,6 +6,7 @@ import time
 from dataclasses import dataclass
 
 from larql.format.container import Container
+from larql.format.moe.profiles import Selection
 from larql.runtime.backends.base import Backend
 from larql.runtime.operands import OperandStore, StoredBank
 from larql.runtime.plan import Plan, make_plan
@@ -21,6 +22,8 @@ class PreparedOperands:
     Attributes
     ----------
     container : Container
+    selection : Selection
+        Which representation serves each operand.
     plan : Plan
     backend : Backend
         Holds the operands that the plan needs, and no others.
@@ -31,6 +34,7 @@ class PreparedOperands:
     """
 
     container: Container
+    selection: Selection
     plan: Plan
     backend: Backend
     reads: int
@@ -44,6 +48,7 @@ def prepare(
     wanted: ExecutionSlice,
     backend: Backend,
     *,
+    selection: Selection | None = None,
     prefault: bool = False,
 ) -> PreparedOperands:
     """Bind the operands of a slice to a backend.
@@ -57,6 +62,8 @@ def prepare(
         Which part of it.
     backend : Backend
         A fresh backend.
+    selection : Selection or None
+        Which representation serves each operand; None: as the container says by itself.
     prefault : bool
         Bring into memory what each step reads, instead of leaving that to the first step.
 
@@ -64,6 +71,8 @@ def prepare(
     ------
     UsageError
         If the component or slice does not exist.
+    ResidencyRefusal
+        If the selection leaves an operand out.
     BindingDefect
         If an operand is missing, unreadable or contradicts the index.
     UnsupportedRefusal
@@ -71,7 +80,9 @@ def prepare(
     """
     began = time.perf_counter()
     plan = make_plan(container, component, wanted)
-    store = OperandStore(container)
+    if selection is None:
+        selection = container.select(None)
+    store = OperandStore(container, selection)
     for contract in plan.contracts():
         found = store.fetch(contract.name, contract.shape)
         if isinstance(found, StoredBank):
@@ -81,6 +92,7 @@ def prepare(
     if prefault:
         for contract in plan.swept():
             store.prefault(contract.name)
+    seconds = time.perf_counter() - began
     return PreparedOperands(
-        container, plan, backend, store.reads, store.bytes_read, time.perf_counter() - began
+        container, selection, plan, backend, store.reads, store.bytes_read, seconds
     )

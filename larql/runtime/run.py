@@ -24,8 +24,8 @@ __all__ = ["Run", "RunOptions", "open_run"]
 class RunOptions:
     """How a container is executed.
 
-    Component, slice, backend, activations and kv decide the answer; the others change no bit. (A
-    session's context does where a model has two lists of rotary frequencies.)
+    Component, slice, backend, activations, kv and profile decide the answer; the others change no
+    bit. (A session's context does where a model has two lists of rotary frequencies.)
 
     Attributes
     ----------
@@ -44,6 +44,9 @@ class RunOptions:
         ``f32`` or ``f16``: how keys and values are kept.
     prefault : bool
         Bring the operands into memory before the first step.
+    profile : str or None
+        Profile of the container, which selects among what it holds; None: ``default``, or the
+        container as it stands where it has none of that name.
     """
 
     component: str = "target"
@@ -54,6 +57,7 @@ class RunOptions:
     activations: str = "f32"
     kv: str = "f32"
     prefault: bool = False
+    profile: str | None = None
 
     @property
     def slice(self) -> ExecutionSlice:
@@ -97,6 +101,7 @@ class Run:
         return {
             "container": {
                 "fingerprint": self.container.fingerprint,
+                "profile": self.prepared.selection.profile,
                 "model": self.container.index.model,
                 "source": dict(self.container.index.source),
             },
@@ -130,12 +135,18 @@ def open_run(container: Container, options: RunOptions) -> Run:
     Raises
     ------
     UsageError
-        If the component, depth or backend does not exist.
+        If the component, depth, backend or profile does not exist.
     Refusal
         If an operand is missing, contradictory or of an unsupported encoding.
     """
+    selection = container.select(options.profile)  # refused before the kernels are loaded
     backend = make_backend(options.backend, options.threads, options.activations, options.kv)
     prepared = prepare(
-        container, options.component, options.slice, backend, prefault=options.prefault
+        container,
+        options.component,
+        options.slice,
+        backend,
+        selection=selection,
+        prefault=options.prefault,
     )
     return Run(container, options, prepared)

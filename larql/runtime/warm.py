@@ -63,9 +63,9 @@ def _marker(run: Run) -> Path | None:
     directory = _kept_in()
     if directory is None:
         return None
-    plan, operands = run.prepared.plan, run.container.operands
+    plan, bound = run.prepared.plan, run.prepared.selection.bound
     kinds = {run.prepared.backend.activations, f"kv {run.prepared.backend.kv}"}
-    kinds |= {f"encoding {operands[c.name].encoding.name}" for c in plan.contracts()}
+    kinds |= {f"encoding {bound[c.name].encoding.name}" for c in plan.contracts()}
     kinds |= {_kind(block) for layer in plan.layers for block in layer.blocks}
     name = hashlib.sha256(json.dumps(sorted(kinds)).encode()).hexdigest()[:16]
     return directory / f"warm-{name}"

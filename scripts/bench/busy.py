@@ -26,6 +26,7 @@ from larql.runtime.bench.measure import pseudo_random_ids
 from larql.runtime.bench.peers import larql_arm, peer_arm, peer_source
 from larql.runtime.bench.summary import Summary, paired, summarise
 from larql.runtime.plan import make_plan
+from larql.runtime.run import RunOptions
 from larql.runtime.slices import Full
 
 SPIN = "while True: pass"
@@ -67,7 +68,8 @@ def main() -> None:
     vocab = make_plan(container, "target", Full()).component.vocab_size
     ids, steps = pseudo_random_ids(1, vocab), given.decode_tokens
     room = len(ids) + steps
-    specs = [larql_arm(container, given.threads, room, given.activations, given.kv, False)]
+    run = RunOptions(threads=given.threads, activations=given.activations, kv=given.kv)
+    specs = [larql_arm(container, run, room)]
     if given.against:
         source = peer_source(container, given.source, SilentProgress())
         specs += [peer_arm(name, source, given.threads, room) for name in given.against]

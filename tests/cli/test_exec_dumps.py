@@ -98,6 +98,7 @@ def test_the_sidecar_says_where_the_numbers_come_from(
     assert {key: sidecar.get(key) for key in expected} == expected
     assert sidecar["container"] == {
         "fingerprint": container.fingerprint,
+        "profile": None,
         "model": container.index.model,
         "source": dict(container.index.source),
     }

@@ -97,13 +97,14 @@ def test_a_step_reads_the_embedding_only_where_it_is_the_head(
         nbytes = {operand: container.operands[operand].nbytes for operand in nbytes}
         if not tied:
             nbytes[component.embed.weight] //= component.vocab_size
-        assert weight_bytes(container, plan) == sum(nbytes.values()), name
+        assert weight_bytes(container.operands, plan) == sum(nbytes.values()), name
 
 
 def test_a_draft_touches_less(containers: dict[str, Container]) -> None:
     container = containers["llama"]
     full, draft = (
-        weight_bytes(container, make_plan(container, "target", s)) for s in (Full(), Draft(1))
+        weight_bytes(container.operands, make_plan(container, "target", s))
+        for s in (Full(), Draft(1))
     )
     assert draft < full
 
@@ -423,7 +424,8 @@ def test_larqls_arm_brings_weights_in_where_it_is_told(
     monkeypatch.setattr(Segment, "prefault", lambda segment, tensor: made.append(tensor))
     options = {"threads": 2, "room": 4, "activations": "f32"}
     for prefault in (False, True):
-        spec = larql_arm(containers["llama"], 2, 4, "f32", "f32", prefault)
+        run = RunOptions(threads=2, prefault=prefault)
+        spec = larql_arm(containers["llama"], run, 4)
         said = json.loads(spec.command[-1])
         assert said.items() >= {**options, "prefault": prefault}.items()
         load(said)
@@ -434,8 +436,8 @@ def test_larqls_arm_brings_weights_in_where_it_is_told(
 def test_a_benchmark_passes_on_that_weights_are_brought_in(
     containers: dict[str, Container], prefault: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def told(*arguments: object) -> ArmSpec:
-        assert arguments[-1] is prefault
+    def told(_container: Container, run: RunOptions, _room: int) -> ArmSpec:
+        assert run.prefault is prefault
         raise PlatformError("told")
 
     monkeypatch.setattr("larql.runtime.bench.run.larql_arm", told)
@@ -494,6 +496,7 @@ def test_a_tiny_model(containers: dict[str, Container]) -> None:
     assert floor.state_bytes == each * (5 * 4 + 9)
     assert found.provenance["container"] == {
         "fingerprint": container.fingerprint,
+        "profile": None,
         "model": container.index.model,
         "source": dict(container.index.source),
     }

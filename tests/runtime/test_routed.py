@@ -97,7 +97,7 @@ def test_a_step_reads_the_chosen_experts_only(container: Container) -> None:
     )
     experts = sum(v.nbytes for v in container.index.representations.values() if "experts." in v.id)
     row = 32 * 4
-    found = weight_bytes(container, run.prepared.plan)
+    found = weight_bytes(container.operands, run.prepared.plan)
     assert found == total - experts + experts * 2 // 3 + row
     swept = {contract.name for contract in run.prepared.plan.swept()}
     assert not any("experts." in name for name in swept)

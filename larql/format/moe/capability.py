@@ -27,7 +27,7 @@ from larql.format.moe.examine import Examiner
 from larql.format.moe.findings import Cause, Diagnosis, Operation, diagnose
 from larql.format.moe.manifest import Manifest
 from larql.format.moe.manifest_json import manifest_from_json
-from larql.format.moe.profiles import Selection, document_selection, select
+from larql.format.moe.profiles import Selection, document_selection, selection_of
 from larql.format.moe.states import Executable
 from larql.format.moe.walk_routes import walk
 
@@ -82,15 +82,13 @@ def capability_of(
     UsageError
         If there is no such profile, or no layer of the range has a bank.
     ContainerError
-        As :func:`~larql.format.moe.profiles.select`, or if a profile speaks of something that is
-        neither in the graph nor in the index.
+        As :func:`~larql.format.moe.profiles.selection_of`.
     """
-    selection = select(container.index, profile, str(container.path))
-    examiner = Examiner(container, selection)
     components, broken = _components(container)
+    selection = selection_of(container.index, components, profile, str(container.path))
+    examiner = Examiner(container, selection)
     manifest, more = _manifest(container)
     broken += more
-    _check_selectors(container, components, selection)
     operations: list[Operation] = []
     for component in components or (None,):
         operations.append(
@@ -148,20 +146,6 @@ def _manifest(container: Container) -> tuple[Manifest | None, list[Diagnosis]]:
 def _contract(where: str, detail: str, kind: RefusalKind, *, defect: bool = True) -> Diagnosis:
     advice = "extract the checkpoint again" if defect else "take the container of the whole model"
     return Diagnosis(Cause.MISSING_CONTRACT, where, "", detail, kind, advice, defect)
-
-
-def _check_selectors(
-    container: Container, components: Iterable[Component], selection: Selection
-) -> None:
-    known = {value.operand for value in container.index.representations.values()}
-    for component in components:
-        known |= {contract.name for contract in operand_contracts(component)}
-    for selector in (*selection.omits, *selection.remote):
-        if not any(selector.covers(name) for name in known):
-            raise ContainerError(
-                f"{container.path}: profile {selection.profile} speaks of {selector.name!r:.80}, "
-                f"which is no component, object or operand of the container"
-            )
 
 
 def _reconstruct(container: Container, active: Selection, broken: Sequence[Diagnosis]) -> Operation:

@@ -10,14 +10,16 @@ unless another is asked for.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from larql.errors import ContainerError, UsageError
+from larql.errors import BindingDefect, ContainerError, ResidencyRefusal, UsageError
+from larql.format.closure import operand_contracts
+from larql.format.graph import Component
 from larql.format.index import Index, Representation
 from larql.format.untrusted import shown
 
-__all__ = ["DEFAULT", "Selection", "Selector", "document_selection", "select"]
+__all__ = ["DEFAULT", "Selection", "Selector", "document_selection", "select", "selection_of"]
 
 DEFAULT = "default"
 _SELECTOR = re.compile(r"(?P<name>[^\[\]]+)(\[(?P<first>\d{1,9}):(?P<end>\d{1,9})\])?")
@@ -38,6 +40,11 @@ class Selector:
 
     name: str
     entries: tuple[int, int] | None = None
+
+    def __str__(self) -> str:
+        if self.entries is None:
+            return self.name
+        return f"{self.name}[{self.entries[0]}:{self.entries[1]}]"
 
     def covers(self, operand: str) -> bool:
         """Return whether an operand, or some of its entries, are spoken of."""
@@ -84,10 +91,85 @@ class Selection:
         """Return whether an operand is declared to be to be had elsewhere."""
         return any(s.entries is None and s.covers(operand) for s in self.remote)
 
+    def serving(self, operand: str, where: str) -> Representation:
+        """Return the representation that serves an operand.
+
+        Parameters
+        ----------
+        operand : str
+        where : str
+            The container, for error texts.
+
+        Raises
+        ------
+        ResidencyRefusal
+            If the profile leaves the operand out, all of it or some entries, or if it is not here
+            and declared to be elsewhere.
+        BindingDefect
+            If it is not here, or the profile selects two representations of it at once.
+        """
+        at = f"{where}: operand {operand}"
+        entries = ", ".join(f"{first}:{end}" for first, end in self.omitted_entries(operand))
+        if entries or self.omitted(operand):
+            of = f"entries {entries} of it" if entries else "it"
+            raise ResidencyRefusal(
+                f"{at}: profile {self.profile} leaves {of} out; choose a profile that keeps it"
+            )
+        if operand in self.contradictions:
+            ids = ", ".join(self.contradictions[operand])
+            raise BindingDefect(
+                f"{at}: profile {self.profile} selects {ids} at once; select one variant that has "
+                f"it"
+            )
+        found = self.bound.get(operand)
+        if found is None and self.is_remote(operand):
+            raise ResidencyRefusal(
+                f"{at}: is not here; profile {self.profile} says that it is elsewhere, fetch it"
+            )
+        if found is None:
+            raise BindingDefect(
+                f"{where}: operand {operand} is not in the container; extract it again"
+            )
+        return found
+
 
 def document_selection(index: Index) -> Selection:
     """Return the selection of the document itself: baselines, and nothing left out."""
     return Selection(None, (), index.by_operand(), {}, (), ())
+
+
+def selection_of(
+    index: Index, components: Iterable[Component], profile: str | None, where: str
+) -> Selection:
+    """Resolve a profile, and hold what it speaks of against what there is.
+
+    Parameters
+    ----------
+    index : Index
+    components : iterable of Component
+        Those of the graph.
+    profile : str or None
+        As for :func:`select`.
+    where : str
+        The container, for error texts.
+
+    Raises
+    ------
+    UsageError, ContainerError
+        As :func:`select`; also if the profile speaks of something that is neither in the graph nor
+        in the index.
+    """
+    selection = select(index, profile, where)
+    known = {value.operand for value in index.representations.values()}
+    for component in components:
+        known |= {contract.name for contract in operand_contracts(component)}
+    for selector in (*selection.omits, *selection.remote):
+        if not any(selector.covers(name) for name in known):
+            raise ContainerError(
+                f"{where}: profile {selection.profile} speaks of {selector.name!r:.80}, which is "
+                f"no component, object or operand of the container"
+            )
+    return selection
 
 
 def select(index: Index, profile: str | None, where: str) -> Selection:

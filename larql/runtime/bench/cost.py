@@ -4,22 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from larql.format.container import Container
+from larql.format.index import Representation
 from larql.runtime.plan import Plan
 
 __all__ = ["state_bytes", "weight_bytes"]
 
 
-def weight_bytes(container: Container, plan: Plan) -> int:
+def weight_bytes(bound: Mapping[str, Representation], plan: Plan) -> int:
     """Return the bytes of weights that a step of one position touches.
 
     Every operand of the plan once; of experts as many as are chosen; of the embedding one row,
-    unless it is the tied head's weight,
-    which is read as a whole.
+    unless it is the tied head's weight, which is read as a whole.
+
+    Parameters
+    ----------
+    bound : mapping
+        Operand to the representation that serves it.
+    plan : Plan
     """
     total, swept = 0, set(plan.swept())
     for contract in plan.contracts():
-        encoding = container.operands[contract.name].encoding
+        encoding = bound[contract.name].encoding
         if contract.chosen is not None:
             total += encoding.nbytes((contract.chosen, *contract.shape[1:]))
         elif contract in swept:

@@ -16,6 +16,7 @@ from larql.format.progress import Progress
 from larql.format.source.checkpoint import open_checkpoint
 from larql.format.source.locate import locate
 from larql.runtime.bench.arm import ArmSpec
+from larql.runtime.run import RunOptions
 
 __all__ = [
     "PEERS",
@@ -111,20 +112,21 @@ def peer_source(container: Container, name: str, progress: Progress) -> PeerSour
     return PeerSource(files[0] if is_gguf else root, is_gguf)
 
 
-def larql_arm(
-    container: Container, threads: int, room: int, activations: str, kv: str, prefault: bool
-) -> ArmSpec:
-    """Return larql's arm: a container on some threads, with room for some positions."""
+def larql_arm(container: Container, run: RunOptions, room: int) -> ArmSpec:
+    """Return larql's arm: a container and how it is run, with room for some positions."""
     options = {
         "container": str(container.path.absolute()),
-        "threads": threads,
+        "threads": run.threads,
         "room": room,
-        "activations": activations,
-        "kv": kv,
-        "prefault": prefault,
+        "activations": run.activations,
+        "kv": run.kv,
+        "prefault": run.prefault,
+        "profile": run.profile,
     }
+    kv = "" if run.kv == "f32" else f", kv {run.kv}"
+    profile = "" if run.profile is None else f", profile {run.profile}"
     return ArmSpec(
-        f"larql {activations}" if kv == "f32" else f"larql {activations}, kv {kv}",
+        f"larql {run.activations}{kv}{profile}",
         (sys.executable, "-m", f"{_ARMS}.child", f"{_ARMS}.engine_larql", json.dumps(options)),
     )
 

@@ -17,6 +17,7 @@ from larql.runtime.bench.measure import Work, measure, pseudo_random_ids
 from larql.runtime.bench.peers import larql_arm, peer_arm, peer_source, reader_arm
 from larql.runtime.bench.report import Report, make_report
 from larql.runtime.plan import make_plan
+from larql.runtime.run import RunOptions
 from larql.runtime.slices import Full
 
 __all__ = ["Bench", "BenchOptions", "bench"]
@@ -50,6 +51,8 @@ class BenchOptions:
         None: one for each usable core.
     prefault : bool
         larql brings its operands into memory when it loads.
+    profile : str or None
+        Profile of the container that larql runs under; peers load all of the source.
     """
 
     peers: tuple[str, ...] = ()
@@ -63,6 +66,7 @@ class BenchOptions:
     kv: str = "f32"
     threads: int | None = None
     prefault: bool = False
+    profile: str | None = None
 
 
 @dataclass(frozen=True)
@@ -110,6 +114,7 @@ def bench(container: Container, options: BenchOptions, progress: Progress) -> Be
     if not options.decode_tokens and not options.prefill:
         raise UsageError("--decode-tokens 0 --prefill 0: nothing is left to measure")
     plan = make_plan(container, "target", Full())
+    selection = container.select(options.profile)
     vocab = plan.component.vocab_size
     work = Work(
         options.check or pseudo_random_ids(_CHECK_IDS, vocab),
@@ -121,15 +126,20 @@ def bench(container: Container, options: BenchOptions, progress: Progress) -> Be
     )
     threads = usable_cores() if options.threads is None else options.threads
     cache = largest_cache()
-    specs = [
-        larql_arm(container, threads, work.room, options.activations, options.kv, options.prefault)
-    ]
+    run = RunOptions(
+        threads=threads,
+        activations=options.activations,
+        kv=options.kv,
+        prefault=options.prefault,
+        profile=options.profile,
+    )
+    specs = [larql_arm(container, run, work.room)]
     if options.peers:
         source = peer_source(container, options.source, progress)
         specs.extend(peer_arm(name, source, threads, work.room) for name in options.peers)
     reader = reader_arm(threads, max(_LEAST_BUFFER, _CACHES * (cache or 0)))
     measured = measure(specs, reader, work, progress)
-    report = make_report(measured, work, weight_bytes(container, plan), cache)
+    report = make_report(measured, work, weight_bytes(selection.bound, plan), cache)
     facts = measured.arms[0].facts
     environment = facts["environment"]
     assert isinstance(environment, dict)
@@ -155,6 +165,7 @@ def bench(container: Container, options: BenchOptions, progress: Progress) -> Be
         {
             "container": {
                 "fingerprint": container.fingerprint,
+                "profile": selection.profile,
                 "model": container.index.model,
                 "source": dict(container.index.source),
             },

@@ -92,6 +92,7 @@ def _is_identity(identity: object) -> bool:
     return (
         isinstance(container, dict)
         and isinstance(container.get("fingerprint"), str)
+        and isinstance(container.get("profile", ""), str | None)
         and all(
             isinstance(identity.get(name), str)
             for name in ("backend", "activations", "kv", "tokens_sha256")

@@ -96,6 +96,8 @@ def summarize(
         ("layers", f"{len(layers)} executed, {layers[0]}:{layers[-1] + 1}"),
         ("tokens", f"{len(identity['tokens'])} given, sha256 {identity['tokens_sha256']}"),
     ]
+    if identity["container"].get("profile") is not None:
+        facts.insert(2, ("profile", identity["container"]["profile"]))
     made = identity["observed"]["interventions"]
     if made is not None:
         facts.append(("interventions", f"{len(made['declared'])}, sha256 {made['sha256']}"))

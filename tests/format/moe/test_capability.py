@@ -52,6 +52,11 @@ def ask(directory: Path, profile: str | None = None, *, partial: bool = False) -
     return capability_of(Container(directory), profile, partial=partial)
 
 
+def store_of(directory: Path) -> OperandStore:
+    container = Container(directory)
+    return OperandStore(container, container.select(None))
+
+
 def of(found: Capability, name: str) -> Operation:
     return next(operation for operation in found.operations if operation.name == name)
 
@@ -383,7 +388,7 @@ def test_shards_are_judged_together_and_by_segment(mixture: Path, tmp_path: Path
         Container(directory), tmp_path / "back", force=False, progress=SilentProgress()
     )
     assert (made.authority.level, made.recipes["split"]) == ("source-exact", 3 * 4 * 2)
-    whole, parts = (OperandStore(Container(path)) for path in (mixture, directory))
+    whole, parts = (store_of(path) for path in (mixture, directory))
     for role in ("gate", "up", "down"):
         name = f"{LAYER}/experts.{role}"
         shape = whole.container.operands[name].shape
@@ -391,7 +396,7 @@ def test_shards_are_judged_together_and_by_segment(mixture: Path, tmp_path: Path
         assert all(a.tobytes() == b.tobytes() for a, b in pairs)
     (directory / names[1]).unlink()
     with pytest.raises(BindingDefect, match=r"seg01"):
-        OperandStore(Container(directory)).fetch(name, shape)
+        store_of(directory).fetch(name, shape)
     found = ask(directory)
     decode = of(found, "local_decode")
     assert [d.where for d in decode.diagnoses] == [

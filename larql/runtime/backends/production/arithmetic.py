@@ -150,6 +150,23 @@ class Arithmetic:
             self._columns[name] = found
         return found
 
+    def by_rows(self, name: str) -> StoredOperand:
+        """Return a matrix of which a kernel reads rows by themselves.
+
+        Raises
+        ------
+        UnsupportedRefusal
+            If its rows are interleaved.
+        """
+        operand = self.operands[name]
+        if operand.encoding.slab_rows > 1:
+            raise UnsupportedRefusal(
+                f"operand {name}: its kernel reads single rows, and {operand.encoding.name} "
+                f"interleaves them; choose a profile that does not select it, or --backend "
+                f"reference"
+            )
+        return operand
+
     def inputs(self, x: Float32) -> Vectors:
         """Return vectors to multiply with."""
         return Vectors(x, self.memory)

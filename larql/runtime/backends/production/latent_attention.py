@@ -58,13 +58,13 @@ def latent_attention(
     keys, values = region.kept.keys, region.kept.values
     write_rows(rows.reshape(count, 1, -1), latent.reshape(count, 1, -1), keys, values, start)
     query = memory.take((count, heads, mixer.key_dim))
-    up = arithmetic.operands[mixer.k_up.weight]
+    up = arithmetic.by_rows(mixer.k_up.weight)
     nope = nope.reshape(count, heads, mixer.nope_dim)
     absorb(nope, turned, up.data, up.encoding.name, mixer.latent_dim, query)
     mixed = memory.take((count, heads, mixer.latent_dim))
     attend(query, keys, values, start, 0, mixer.scale, 0.0, None, mixed)
     out = memory.take((count, heads, mixer.value_dim))
-    up = arithmetic.operands[mixer.v_up.weight]
+    up = arithmetic.by_rows(mixer.v_up.weight)
     raise_heads(mixed, up.data, up.encoding.name, out)
     if taps is not None and taps.heads is not None:
         copy(out, taps.heads)

@@ -7,7 +7,8 @@ from collections.abc import Iterator
 import numpy as np
 import numpy.typing as npt
 
-from larql.format.codec import decode
+from larql.format.codec import decode, take_rows
+from larql.format.encoding import SLAB_ROWS
 from larql.format.graph import Linear, Norm
 from larql.runtime.operands import StoredBank, StoredOperand
 
@@ -41,8 +42,9 @@ class Arithmetic:
         """Return some rows of a matrix, ``[n, columns]``."""
         operand = self._operands[name]
         count, columns = operand.shape
-        stored = operand.data.reshape(count, operand.encoding.row_bytes(columns))[ids]
-        return decode(operand.encoding, stored, columns).astype(np.float64)
+        stored = operand.data.reshape(count, operand.encoding.row_bytes(columns))
+        encoding, rows = take_rows(operand.encoding, stored, columns, ids)
+        return decode(encoding, rows, columns).astype(np.float64)
 
     def vector(self, name: str) -> Float64:
         """Return a vector, ``[n]``."""
@@ -56,7 +58,8 @@ class Arithmetic:
         """Yield first row and decoded rows of a matrix, a block at a time."""
         rows, columns = operand.shape
         stored = operand.data.reshape(rows, operand.encoding.row_bytes(columns))
-        step = max(1, _BLOCK_ELEMENTS // columns)
+        # The same rows at a time whether packed or not: a product's order may hang on it.
+        step = SLAB_ROWS * max(1, _BLOCK_ELEMENTS // (SLAB_ROWS * columns))
         for first in range(0, rows, step):
             block = decode(operand.encoding, stored[first : first + step], columns)
             yield first, block.astype(np.float64)

@@ -61,14 +61,18 @@ class Larql:
 def load(options: Mapping[str, object]) -> Larql:
     """Prepare ``container``.
 
-    The other options are ``threads``, ``room``, ``activations``, ``kv`` and ``prefault``.
+    The other options are ``threads``, ``room``, ``activations``, ``kv`` and ``prefault``, and
+    ``profile`` where one is asked for.
     """
     threads, room, prefault = options["threads"], options["room"], options["prefault"]
+    profile = options.get("profile")
     assert isinstance(threads, int) and isinstance(room, int) and isinstance(prefault, bool)
+    assert profile is None or isinstance(profile, str)
     run = RunOptions(
         threads=threads,
         activations=str(options["activations"]),
         kv=str(options["kv"]),
         prefault=prefault,
+        profile=profile,
     )
     return Larql(Path(str(options["container"])), run, room)
