@@ -25,27 +25,10 @@ from larql.format.graph import (
 from larql.format.rows import RowSelection
 from larql.format.source.checkpoint import SourceTensor
 from larql.format.source.config import ConfigReader
+from larql.format.source.names import Naming
 from larql.format.source.pieces import BankBinding
 
-__all__ = ["Binding", "Builder", "Family", "HeadGeometry", "Naming", "Part"]
-
-
-@dataclass(frozen=True)
-class Naming:
-    """How a checkpoint names the parts of a decoder.
-
-    Attributes
-    ----------
-    parts : mapping
-        Part to template; ``{i}`` is the layer number. The suffix ``.weight`` or ``.bias`` is
-        added by whoever asks.
-    """
-
-    parts: Mapping[str, str]
-
-    def tensor(self, part: str, layer: int | None, suffix: str) -> str:
-        """Return the checkpoint's name of a part's tensor."""
-        return f"{self.parts[part].format(i=layer)}{suffix}"
+__all__ = ["Binding", "Builder", "Family", "HeadGeometry", "Part"]
 
 
 @dataclass(frozen=True)

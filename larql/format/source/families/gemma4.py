@@ -28,11 +28,11 @@ from larql.format.graph import (
     SoftmaxAttention,
 )
 from larql.format.rows import RowSelection
-from larql.format.source.builder import Builder, Family, Naming, Part
+from larql.format.source.builder import Builder, Family, Part
 from larql.format.source.config import ConfigReader
 from larql.format.source.experts import Experts, gated_experts
 from larql.format.source.keys import activation, common_hugging_face_keys, layer_kinds
-from larql.format.source.names import hugging_face_naming
+from larql.format.source.names import Naming, hugging_face_naming
 from larql.format.source.rope import hugging_face_rope_by_layer_type
 
 __all__ = ["FAMILY"]

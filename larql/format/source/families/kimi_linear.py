@@ -13,12 +13,12 @@ from dataclasses import dataclass
 
 from larql.format.graph import Activation, Block, Component, Kda, Layer, Mixer
 from larql.format.source import routed
-from larql.format.source.builder import Builder, Family, Naming
+from larql.format.source.builder import Builder, Family
 from larql.format.source.config import ConfigReader
 from larql.format.source.grouped import GROUPED_PARTS, Grouped, grouped_ffn
 from larql.format.source.keys import activation, common_hugging_face_keys, layer_kinds
 from larql.format.source.latent import LatentGeometry, latent_attention
-from larql.format.source.names import hugging_face_naming
+from larql.format.source.names import Naming, hugging_face_naming
 
 __all__ = ["FAMILY"]
 

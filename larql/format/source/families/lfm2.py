@@ -11,10 +11,10 @@ from dataclasses import dataclass
 
 from larql.format.graph import Block, Component, Layer, Mixer, Rope, ShortConvolution
 from larql.format.rows import RowSelection
-from larql.format.source.builder import Builder, Family, HeadGeometry, Naming, Part
+from larql.format.source.builder import Builder, Family, HeadGeometry, Part
 from larql.format.source.config import ConfigReader
 from larql.format.source.keys import common_hugging_face_keys, layer_kinds
-from larql.format.source.names import hugging_face_naming
+from larql.format.source.names import Naming, hugging_face_naming
 from larql.format.source.rope import hugging_face_rope
 
 __all__ = ["FAMILY"]

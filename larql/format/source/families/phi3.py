@@ -10,7 +10,7 @@ import math
 from dataclasses import replace
 
 from larql.format.graph import Component, Rope, RopeScaling
-from larql.format.source.builder import Builder, Family, Naming
+from larql.format.source.builder import Builder, Family
 from larql.format.source.config import ConfigReader
 from larql.format.source.decoder import (
     Attention,
@@ -20,6 +20,7 @@ from larql.format.source.decoder import (
     hugging_face_basics,
 )
 from larql.format.source.keys import activation, common_hugging_face_keys
+from larql.format.source.names import Naming
 from larql.format.source.rope import gguf_rope, hugging_face_rope
 
 __all__ = ["FAMILY"]
