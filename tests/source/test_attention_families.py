@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import numpy as np
 import pytest
 
 from larql.errors import CompileError
+from larql.format.closure import check_geometry
 from larql.format.graph import (
     Component,
     DenseFfn,
@@ -178,6 +180,16 @@ def test_gemma4_default_ropes_are_those_of_its_configuration_class(tmp_path: Pat
     assert absent == stated
     rope = softmax(absent, 1).rope
     assert rope is not None and (rope.dims, rope.turning, rope.theta) == (16, 2, 1e6)
+
+
+def test_a_row_of_each_layer_s_embeddings_for_every_token(tmp_path: Path) -> None:
+    """Also for tokens that no logit is made for."""
+    found = target(tmp_path, "gemma4-embeddings")
+    rows = found.embed.vocab
+    cut = replace(found, vocab_size=60, head=replace(found.head, vocab=60, rows=rows))
+    assert check_geometry(cut) == [] and cut.per_layer is not None
+    (defect,) = check_geometry(replace(cut, per_layer=replace(cut.per_layer, vocab=rows - 1)))
+    assert f"vocab is {rows - 1}, expected at least {rows}" in defect.line()
 
 
 def test_gemma4_makes_the_last_layer_full_and_says_so(tmp_path: Path) -> None:

@@ -241,6 +241,7 @@ class Builder:
         *,
         bias: bool = False,
         rows: Part | None = None,
+        residual: bool = False,
     ) -> Convolution:
         """Describe a depthwise convolution, whose weight is stored as ``[channels, 1, taps]``."""
         kind = f"layer.{layer:03d}"
@@ -256,7 +257,7 @@ class Builder:
         if bias:
             name = self.naming.tensor(part, layer, ".bias")
             shift = self.bind(kind, f"{part}.bias", name, (channels,), part=rows)
-        return Convolution(weight, channels, taps, activation, shift)
+        return Convolution(weight, channels, taps, activation, shift, residual)
 
     def beside(self, component: str, naming: Naming) -> Builder:
         """Return a builder of another component, which adds to what this one has collected."""
@@ -428,6 +429,7 @@ class Builder:
         tied: bool | None,
         multiplier: float = 1.0,
         softcap: float | None = None,
+        vocab: int | None = None,
     ) -> Head:
         """Describe the output head, resolving whether it is the embedding.
 
@@ -435,6 +437,9 @@ class Builder:
         ----------
         tied : bool or None
             What the configuration states; None: tied if and only if no head is stored.
+        vocab : int or None
+            Number of logits where the embedding has more rows. A head of its own has so many rows,
+            or as many as the embedding.
 
         Raises
         ------
@@ -463,14 +468,17 @@ class Builder:
                     f"warning: the head is declared tied, but {name} differs from the embedding; "
                     f"the stored head is used"
                 )
+        vocab, rows = vocab or embed.vocab, embed.vocab
         if not tied:
-            weight = self.bind("output_head", "weight", name, (embed.vocab, embed.width))
+            rows = vocab if self.shape(name) == (vocab, embed.width) else rows
+            weight = self.bind("output_head", "weight", name, (rows, embed.width))
         return Head(
             norm=norm,
             weight=weight,
-            vocab=embed.vocab,
+            vocab=vocab,
             width=embed.width,
             tied=tied,
             multiplier=multiplier,
             softcap=softcap,
+            rows=rows if rows > vocab else None,
         )
