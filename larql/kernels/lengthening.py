@@ -3,7 +3,8 @@
 The factor of position p is 1 + rate ln(max((p + 1) / floor, 1)), in float64: the argument is halved
 until it is below the root of 2, n times; ln = n ln 2 + 2 atanh(s), s = (x - 1) / (x + 1), |s| below
 0.172, whose series ends where a term is below half a unit in the last place. It is rounded to
-float32 before it is multiplied.
+float32 before it is multiplied. The kernel makes it, and not its wrapper, because a recorded step
+knows its position only when it runs.
 """
 
 from __future__ import annotations
