@@ -93,6 +93,28 @@ def test_a_window_may_be_null_or_left_out(tmp_path: Path) -> None:
     assert windows(tmp_path, "phi3", {"sliding_window": ABSENT}) == [None] * 2
 
 
+@pytest.mark.parametrize("model_type", ["mistral", "ministral"])
+def test_layers_with_a_window_and_without(tmp_path: Path, model_type: str) -> None:
+    def found(*kinds: str, **changes: object) -> list[int | None]:
+        stated = {"model_type": model_type, "layer_types": list(kinds), **changes}
+        return windows(tmp_path, "mistral", stated)
+
+    assert found(FULL, SLIDING, FULL) == [None, 7, None]
+    assert found(*[SLIDING] * 3) == [7] * 3
+    assert found(*[FULL] * 3) == found(*[FULL] * 3, sliding_window=None) == [None] * 3
+    assert found(FULL, SLIDING, SLIDING, sliding_window=ABSENT) == [None, 4096, 4096]
+    assert found(layer_types=None) == [7] * 3
+    for changes, words in (
+        ({"layer_types": [FULL] * 2}, ("`layer_types` is '2 entries'", "must agree")),
+        ({"layer_types": [FULL, "chunked", FULL]}, ("`layer_types` holds 'chunked'",)),
+        (
+            {"layer_types": [FULL, SLIDING, FULL], "sliding_window": None},
+            ("`layer_types` is", "`sliding_window` is None"),
+        ),
+    ):
+        refusal(edited(tmp_path, "mistral", {"model_type": model_type, **changes}), *words)
+
+
 def test_windows_of_the_later_layers(tmp_path: Path) -> None:
     by_number: dict[str, object] = {"layer_types": ABSENT}
     assert windows(tmp_path, "qwen2", {}) == [None, 6, 6]
