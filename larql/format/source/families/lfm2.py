@@ -67,7 +67,7 @@ def _hugging_face(b: Builder) -> Component:
         eps=eps,
         ffn=_ffn_width(config),
         geometry=HeadGeometry(heads, config.count("num_key_value_heads", 8), head_dim),
-        rope=Rope(layout="half", dims=head_dim, theta=rope.theta, scaling=rope.scaling),
+        rope=rope.rope(head_dim),
         taps=config.count("conv_L_cache", 3),
         conv_bias=config.flag("conv_bias", False),
     )

@@ -98,7 +98,7 @@ def _gguf(b: Builder) -> Component:
     b.naming = Naming({**b.naming.parts, **_GGUF_FUSED})
     dims = config.count("rope.dimension_count", basics.geometry.head_dim)
     window = config.count("attention.sliding_window", 0, least=0) or None
-    rope = replace(gguf_rope(config, 10000.0).rope(basics.geometry.head_dim), dims=dims)
+    rope = gguf_rope(config, 10000.0).rope(dims)
     original = config.optional_count("rope.scaling.original_context_length")
     magnitude = config.optional_number("rope.scaling.attn_factor")
     if any(name in b.tensors for name in _LISTS.values()):
