@@ -146,7 +146,7 @@ def command(
 
     plan = make_plan(container, component, slice_of(draft_depth))
     given = read_input(container, source, add_bos=not no_bos)
-    check_tokens(given.ids, plan.component.vocab_size, given.option)
+    check_tokens(given.ids, plan.component.embed.vocab, given.option)
     room = room_for(plan.component, len(given.ids), generate, context, output)
     from larql.runtime.run import RunOptions
 

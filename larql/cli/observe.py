@@ -130,7 +130,7 @@ def command(
     plan = make_plan(container, component, slice_of(draft_depth))
     source = TextSource(tokens, tokens_file, prompt, prompt_file)
     given = read_input(container, source, add_bos=not no_bos)
-    check_tokens(given.ids, plan.component.vocab_size, given.option)
+    check_tokens(given.ids, plan.component.embed.vocab, given.option)
     room = room_for(plan.component, len(given.ids), generate, context, output)
     options = RunOptions(
         component, backend.value, draft_depth, threads, chunk, activations.value, kv.value,

@@ -216,7 +216,7 @@ def _continue(asked: _Asked, text: str, add_bos: bool, output: Output) -> None:
     ids = asked.tokenizer.encode(text, add_bos=add_bos)
     if not ids:
         raise UsageError("the prompt is empty; give some text")
-    check_tokens(ids, asked.component.vocab_size)
+    check_tokens(ids, asked.component.embed.vocab)
     longest = asked.context or asked.component.context_length
     if asked.context is None and len(ids) > longest:
         raise UsageError(

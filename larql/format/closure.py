@@ -34,6 +34,8 @@ def block_contracts(block: Block, layer: int) -> Iterator[OperandContract]:
     if block.norm is not None:
         yield from block.norm.contracts(layer, f"{block.site}.norm")
     yield from block.mixer.contracts(layer)
+    if block.conv is not None:
+        yield from block.conv.contracts(layer, f"{block.site}.conv")
     if block.post_norm is not None:
         yield from block.post_norm.contracts(layer, f"{block.site}.post_norm")
     if block.carrier_scale is not None:
@@ -47,6 +49,8 @@ def operand_contracts(component: Component) -> tuple[OperandContract, ...]:
     """
     embed, head = component.embed, component.head
     contracts = [OperandContract(embed.weight, (embed.vocab, embed.width), None, "embed")]
+    if embed.norm is not None:
+        contracts.extend(embed.norm.contracts(None, "embed.norm"))
     if component.draft_input is not None:
         contracts.extend(_draft_contracts(component.draft_input))
     if component.per_layer is not None:
@@ -55,7 +59,9 @@ def operand_contracts(component: Component) -> tuple[OperandContract, ...]:
         for block in layer.blocks:
             contracts.extend(block_contracts(block, layer.index))
     contracts.extend(head.norm.contracts(None, "head.norm"))
-    contracts.append(OperandContract(head.weight, (head.vocab, head.width), None, "head"))
+    contracts.append(
+        OperandContract(head.weight, (head.rows or head.vocab, head.width), None, "head")
+    )
     return tuple(contracts)
 
 
@@ -80,8 +86,12 @@ def _check_component(component: Component) -> Iterator[Defect]:
         ("vocab size", vocab),
         ("context length", component.context_length),
     )
-    yield from equal(f"{where}.embedding", "vocab", embed.vocab, vocab)
-    yield from equal(f"{where}.embedding", "width", embed.width, hidden)
+    at = f"{where}.embedding"
+    if embed.vocab < vocab:
+        yield Defect(at, f"vocab is {embed.vocab}, expected at least {vocab}")
+    yield from equal(at, "width", embed.width, hidden)
+    if embed.norm is not None:
+        yield from embed.norm.defects(hidden, at)
     entry = component.draft_input
     if (entry is not None) != (component.role == "draft"):
         yield Defect(where, "a draft input belongs to the role draft, and to no other")
@@ -92,7 +102,7 @@ def _check_component(component: Component) -> Iterator[Defect]:
         yield from entry.projection.defects(hidden, 2 * hidden, at, "projection")
     table = component.per_layer
     if table is not None:
-        yield from table.defects(vocab, len(component.layers), f"{where}.per_layer")
+        yield from table.defects(embed.vocab, len(component.layers), f"{where}.per_layer")
     for layer in component.layers:
         at = f"{where}.layer.{layer.index:03d}"
         sites = [block.site for block in layer.blocks]
@@ -104,6 +114,8 @@ def _check_component(component: Component) -> Iterator[Defect]:
     at = f"{where}.output_head"
     yield from equal(at, "vocab", head.vocab, vocab)
     yield from equal(at, "width", head.width, hidden)
+    if head.rows is not None and head.rows <= vocab:
+        yield Defect(at, f"has {head.rows} rows for {vocab} logits, expected more or no number")
     yield from head.norm.defects(hidden, at)
     yield from above_0(at, ("softcap", head.softcap))
     if head.tied != (head.weight == embed.weight):
@@ -117,6 +129,8 @@ def _check_block(block: Block, hidden: int, where: str) -> Iterator[Defect]:
     if block.norm is not None:
         yield from block.norm.defects(hidden, where)
     yield from mixer.defects(hidden, where)
+    if block.conv is not None:
+        yield from block.conv.defects(hidden, where, "convolution")
     if block.post_norm is not None:
         yield from block.post_norm.defects(hidden, where)
 
@@ -131,6 +145,8 @@ def _check_sources(component: Component, block: Block, layer: int, where: str) -
         else:
             yield from equal(where, "width", mixer.width, table.width)
     if isinstance(mixer, SoftmaxAttention) and mixer.shared is not None:
+        if block.conv is not None:
+            yield Defect(where, "has a convolution, but keeps no state of its own")
         kept = [
             spec
             for earlier in component.layers[: min(layer, mixer.shared + 1)]

@@ -17,6 +17,7 @@ from larql.format.operations import Mixer
 from larql.format.operations.contract import Site
 from larql.format.operations.convolution import Convolution
 from larql.format.operations.dense_ffn import Activation, DenseFfn
+from larql.format.operations.distance import DistanceBias, PositionScale
 from larql.format.operations.gated_delta import GatedDelta
 from larql.format.operations.kda import Kda
 from larql.format.operations.latent_attention import LatentAttention
@@ -42,6 +43,7 @@ __all__ = [
     "Convolution",
     "ConvolutionRows",
     "DenseFfn",
+    "DistanceBias",
     "DraftInput",
     "Edge",
     "Embed",
@@ -60,6 +62,7 @@ __all__ = [
     "Norm",
     "PerLayerEmbedding",
     "PerLayerTable",
+    "PositionScale",
     "Recurrent",
     "Rope",
     "RopeScaling",
@@ -85,14 +88,15 @@ class Embed:
     vocab: int
     width: int
     scale: float = 1.0
+    norm: Norm | None = None
 
 
 @dataclass(frozen=True)
 class Block:
-    """One write to the carrier: ``x += residual_scale * post_norm(mixer(norm(x)))``.
+    """One write to the carrier: ``x += residual_scale * post_norm(conv(mixer(norm(x))))``.
 
     With ``carrier_scale``, an operand of one number, the whole carrier is multiplied by it after
-    the sum, as part of the same write.
+    the sum, as part of the same write. ``conv`` keeps its inputs behind what the mixer keeps.
     """
 
     site: Site
@@ -101,6 +105,12 @@ class Block:
     post_norm: Norm | None = None
     residual_scale: float = 1.0
     carrier_scale: str | None = None
+    conv: Convolution | None = None
+
+    def state(self, layer: int) -> tuple[StateSpec, ...]:
+        """Return what it keeps between positions: its mixer's, then its convolution's."""
+        own = () if self.conv is None else (self.conv.state(layer, self.site),)
+        return (*self.mixer.state(layer), *own)
 
 
 @dataclass(frozen=True)
@@ -115,7 +125,8 @@ class Layer:
 class Head:
     """Carrier to logits: ``softcap(multiplier * W norm(x))``.
 
-    ``tied`` states that ``weight`` is the embedding's own operand.
+    ``tied`` states that ``weight`` is the embedding's own operand. ``rows`` is how many rows that
+    has where they are more than there are logits: the rows behind pad the vocabulary.
     """
 
     norm: Norm
@@ -125,6 +136,7 @@ class Head:
     tied: bool
     multiplier: float = 1.0
     softcap: float | None = None
+    rows: int | None = None
 
 
 @dataclass(frozen=True)
@@ -198,7 +210,7 @@ def state_schema(component: Component) -> tuple[StateSpec, ...]:
         spec
         for layer in component.layers
         for block in layer.blocks
-        for spec in block.mixer.state(layer.index)
+        for spec in block.state(layer.index)
     )
 
 

@@ -30,6 +30,8 @@ _OPS: dict[str, type] = {
     "ssm": g.Ssm,
     "short_convolution": g.ShortConvolution,
     "convolution": g.Convolution,
+    "distance_bias": g.DistanceBias,
+    "position_scale": g.PositionScale,
     "dense_ffn": g.DenseFfn,
     "routed_ffn": g.RoutedFfn,
     "per_layer_embedding": g.PerLayerEmbedding,

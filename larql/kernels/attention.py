@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
@@ -15,6 +16,7 @@ from larql.kernels.check import EMPTY, refuse
 from larql.kernels.jit import (
     BYTES,
     CUBE,
+    MATRIX,
     READ_VECTOR,
     REAL,
     WORD,
@@ -47,7 +49,7 @@ from larql.kernels.threads import (
 )
 from larql.kernels.vector import LANES, first_lane, fma, splat
 
-__all__ = ["attend"]
+__all__ = ["Distances", "attend", "padded_profiles"]
 
 _ROWS = 48  # query rows of a task: they share what is fetched of each block
 _ZERO = np.float32(0)
@@ -168,26 +170,53 @@ def _enter(
     run: int, pool: int, function: int, tasks: int, q: Any, keys: Any, values: Any, sinks: Any,
     out: Any, partial: Any, blocks: int, kv_heads: int, padded: int, first: int, window: int,
     scale: float, cap: float, share: int, pieces: int, place: int, slot: int, block: int,
+    mixes: Any, profiles: Any,
 ) -> None:  # fmt: skip
     tokens, heads, dims = q.shape
     begin(run, pool, function, tasks, words((
         address_of(q), address_of(keys), address_of(values), address_of(out),
         address_of(sinks) if sinks.size else 0, tokens, heads, kv_heads, dims, out.shape[2], padded,
         blocks, first, window, np.float32(scale), np.float32(cap), share, pieces, place, slot,
-        address_of(partial), block,
+        address_of(partial), block, address_of(mixes) if mixes.size else 0, mixes.shape[2],
+        address_of(profiles), profiles.shape[1] - 2 * BLOCK, profiles.shape[1],
     )))  # fmt: skip
 
 
 @cache
 def _entry() -> Callable[..., None]:
     return compiled_entry(
-        _enter, CUBE, BYTES, BYTES, READ_VECTOR, CUBE, BYTES, *[WORD] * 5, REAL, REAL, *[WORD] * 5
-    )
+        _enter, CUBE, BYTES, BYTES, READ_VECTOR, CUBE, BYTES, *[WORD] * 5, REAL, REAL, *[WORD] * 5,
+        CUBE, MATRIX,
+    )  # fmt: skip
 
 
 @cache
 def _compiled(function: Any) -> int:
     return compiled_address(function, Variant(setup.current().level))
+
+
+@dataclass(frozen=True, eq=False)
+class Distances:
+    """What is added to scores by the distance of a key: sum over i of mixes[..., i] * profiles[i].
+
+    Attributes
+    ----------
+    mixes : float32 [T, H, P]
+    profiles : float32 [P, 64 + extent + 64]
+        From `padded_profiles`.
+    """
+
+    mixes: npt.NDArray[np.float32]
+    profiles: npt.NDArray[np.float32]
+
+
+def padded_profiles(profiles: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
+    """Return profiles [P, extent] in descending distance, with a block of zeros on both sides."""
+    turned = np.pad(profiles[:, ::-1], ((0, 0), (BLOCK, BLOCK)))
+    return np.ascontiguousarray(turned, np.float32)
+
+
+_NO_DISTANCES = Distances(np.empty((0, 0, 0), np.float32), np.empty((0, 2 * BLOCK), np.float32))
 
 
 def attend(
@@ -200,6 +229,7 @@ def attend(
     softcap: float,
     sinks: npt.NDArray[np.float32] | None,
     out: npt.NDArray[np.float32],
+    distances: Distances | None = None,
 ) -> None:
     """Attend from T new positions to the visible positions of a ring.
 
@@ -226,6 +256,8 @@ def attend(
         Logit per head that joins the denominator alone.
     out : float32 [T, H, Dv]
         Overwritten. All arrays are C-contiguous.
+    distances : Distances or None
+        Added to the scaled scores, before the cap.
 
     Raises
     ------
@@ -255,6 +287,15 @@ def attend(
             f"keys {keys.shape} and values {values.shape} do not fit queries {q.shape} and "
             f"outputs {out.shape}"
         )
+    near = distances or _NO_DISTANCES
+    if distances is not None:
+        count, width = len(near.profiles), near.profiles.shape[-1]
+        fitting = (tokens, heads, count), (count, max(width, 2 * BLOCK + 1))
+        if (near.mixes.shape, near.profiles.shape) != fitting:
+            refuse(
+                ("mixes", near.mixes, fitting[0]),
+                ("profiles", near.profiles, fitting[1]),
+            )
     if any(array.shape != shape for _, array, shape in shapes):
         refuse(*shapes)
     kind = form(keys, values)
@@ -275,6 +316,7 @@ def attend(
     operands = (
         q, raw_bytes(keys), raw_bytes(values), shapes[1][1], out, partial, blocks, kv_heads, padded,
         start, window, scale, softcap, share, pieces, place, slot, block_rows_address(kind),
+        near.mixes, near.profiles,
     )  # fmt: skip
     try:
         if split:

@@ -8,11 +8,13 @@ from __future__ import annotations
 from functools import cache
 from typing import Any
 
+import numpy as np
+
 from larql.kernels import setup
 from larql.kernels.jit import Variant, compiled_address, device, kernel
 from larql.kernels.memory import call_kernel, load_f32, load_i64, words
 from larql.kernels.outer import outer_product
-from larql.kernels.softmax import BLOCK, weigh
+from larql.kernels.softmax import BLOCK, lean, weigh
 from larql.kernels.stored import stored_bytes
 
 __all__ = ["block_rows", "block_rows_address", "first_seen"]
@@ -49,6 +51,8 @@ def _block(variant: Any, p: int, job: int, unused: int) -> None:
     padded, blocks = load_i64(p + 80), load_i64(p + 88)
     start, window = load_i64(p + 96), load_i64(p + 104)
     scale, cap = load_f32(p + 112), load_f32(p + 120)
+    mixes, profiled, profiles = load_i64(p + 176), load_i64(p + 184), load_i64(p + 192)
+    extent, stride = load_i64(p + 200), load_i64(p + 208) * 4
     size = stored_bytes(variant)
     place = b % blocks * kv_heads + head
     keys += place * dims * BLOCK * size
@@ -70,7 +74,17 @@ def _block(variant: Any, p: int, job: int, unused: int) -> None:
         whole = whole and low == 0 and high == BLOCK
         if low < high:
             for r in range(t * group, (t + 1) * group):
-                weigh(score + r * BLOCK * 4, low, high, scale, cap, partial + r * step)
+                factor = scale
+                if mixes != 0:
+                    row = (first_token + t) * heads + head * group + r - t * group
+                    # Profiles run from the farthest distance to none, a block of zeros before.
+                    at = BLOCK + extent - 1 - position + first
+                    lean(
+                        score + r * BLOCK * 4, scale, mixes + row * profiled * 4,
+                        profiles + at * 4, profiled if at > 0 else 0, stride,
+                    )  # fmt: skip
+                    factor = np.float32(1)
+                weigh(score + r * BLOCK * 4, low, high, factor, cap, partial + r * step)
     following = keys + dims * BLOCK * size
     share = tokens if whole else 1
     t = 0

@@ -5,8 +5,10 @@ logits l of E experts. Softmax: m = largest l, p = exp(l - m), total = p added i
 tree; s = p / total. Sigmoid: s = sigmoid(l). Ranks are s, or l where that orders the same, plus the
 correction. Groups are kept, then experts chosen, by the highest rank and then the lowest number.
 Weights: s of the chosen; over their sum, in the order of the selection from zero, plus eps; times
-the scale; times the expert's own factor. Outputs: fma(y_j, w_j, sum) in the order of the selection,
-from zero.
+the scale; times the expert's own factor. With sinks, the last logits, which are not ranked:
+g = -softplus(-l) of the chosen, in their order, and then of the sinks; m = largest g,
+p = exp(g - m), total = p added in that order from zero; p / total in place of s / sum.
+Outputs: fma(y_j, w_j, sum) in the order of the selection, from zero.
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ import numpy.typing as npt
 from larql.kernels import setup
 from larql.kernels.check import address, float_matrix
 from larql.kernels.jit import Variant, compiled_address, device, kernel
-from larql.kernels.math import exp, sigmoid
+from larql.kernels.math import exp, sigmoid, softplus
 from larql.kernels.memory import (
     load,
     load_f32,
@@ -33,7 +35,7 @@ from larql.kernels.memory import (
     store_part,
 )
 from larql.kernels.threads import launch
-from larql.kernels.vector import fma, lane_sum, select, splat
+from larql.kernels.vector import first_lane, fma, lane_sum, select, splat
 
 __all__ = ["Choice", "Selection", "add_chosen", "choose", "clamped_gate", "scale_rows"]
 
@@ -57,6 +59,8 @@ class Selection:
     groups, kept : int
         0 groups: experts are chosen from all.
     group_score : {"max", "top2_sum"}
+    sinks : int
+        Logits behind those of the experts.
     """
 
     top: int
@@ -68,6 +72,7 @@ class Selection:
     groups: int = 0
     kept: int = 0
     group_score: Literal["max", "top2_sum"] = "max"
+    sinks: int = 0
 
 
 @dataclass(frozen=True, eq=False)
@@ -81,12 +86,15 @@ class Choice:
     weights : float32 ``[T, top]``
     broken : int64 ``[T]``
         1 where a rank is not finite, and nothing else is said.
+    shared : float32 ``[sinks, T]``
+        Weights of the sinks.
     """
 
     ranks: npt.NDArray[np.float32]
     chosen: npt.NDArray[np.int64]
     weights: npt.NDArray[np.float32]
     broken: npt.NDArray[np.int64]
+    shared: npt.NDArray[np.float32]
 
 
 @device
@@ -139,10 +147,46 @@ def _take_best(r: int, count: int) -> int:
     return best
 
 
+@device
+def _logarithm_of_sigmoid(value: Any) -> Any:
+    return _ZERO - first_lane(softplus(splat(_ZERO - value)))
+
+
+@device
+def _share_out(
+    l: int,  # noqa: E741
+    count: int,
+    chosen: int,
+    weights: int,
+    top: int,
+    beside: int,
+    step: int,
+    sinks: int,
+) -> Any:
+    """Write exp(g - m) of the chosen and of the sinks, and return the sum of all."""
+    largest = _LEAST
+    for j in range(top):
+        value = _logarithm_of_sigmoid(load_f32(l + load_i64(chosen + j * 8) * 4))
+        largest = value if largest < value else largest
+        store_f32(weights + j * 4, value)
+    for j in range(sinks):
+        value = _logarithm_of_sigmoid(load_f32(l + (count + j) * 4))
+        largest = value if largest < value else largest
+        store_f32(beside + j * step, value)
+    total = _ZERO
+    for j in range(top + sinks):
+        place = weights + j * 4 if j < top else beside + (j - top) * step
+        value = first_lane(exp(splat(load_f32(place) - largest)))
+        total = total + value
+        store_f32(place, value)
+    return total
+
+
 @kernel
 def _choose(variant: Any, p: int, task: int, worker: int) -> None:
     count, top = load_i64(p + 8), load_i64(p + 16)
-    l = load_i64(p) + task * count * 4  # noqa: E741
+    sinks, beside, tokens = load_i64(p + 152), load_i64(p + 160) + task * 4, load_i64(p + 168)
+    l = load_i64(p) + task * (count + sinks) * 4  # noqa: E741
     ranks = load_i64(p + 24) + task * count * 4
     chosen, weights = load_i64(p + 32) + task * top * 8, load_i64(p + 40) + task * top * 4
     broken, room = load_i64(p + 48) + task * 8, load_i64(p + 56) + task * load_i64(p + 64)
@@ -154,7 +198,7 @@ def _choose(variant: Any, p: int, task: int, worker: int) -> None:
     still, group_ranks = room + count * 4, room + count * 8
 
     finite = True
-    for e in range(count):
+    for e in range(count + sinks):
         value = load_f32(l + e * 4)
         finite = finite and value - value == _ZERO
     if finite:
@@ -176,6 +220,8 @@ def _choose(variant: Any, p: int, task: int, worker: int) -> None:
         for j in range(top):
             store_i64(chosen + j * 8, 0)
             store_f32(weights + j * 4, _ZERO)
+        for j in range(sinks):
+            store_f32(beside + j * tokens * 4, _ZERO)
         return
     store_i64(broken, 0)
     if groups > 0:
@@ -203,6 +249,11 @@ def _choose(variant: Any, p: int, task: int, worker: int) -> None:
         total = total + weight
         store_f32(weights + j * 4, weight)
     total = total + eps
+    if sinks > 0:
+        total = _share_out(l, count, chosen, weights, top, beside, tokens * 4, sinks)
+        for j in range(sinks):
+            place = beside + j * tokens * 4
+            store_f32(place, load_f32(place) / total * scale)
     for j in range(top):
         weight = load_f32(weights + j * 4)
         if renormalise > 0:
@@ -298,7 +349,7 @@ def choose(
 
     Parameters
     ----------
-    logits : float32 ``[T, E]``, C-contiguous
+    logits : float32 ``[T, E + sinks]``, C-contiguous
     selection : Selection
     correction, factors : float32 ``[E]`` or None
         Added for choosing; multiplied with the weights.
@@ -312,7 +363,8 @@ def choose(
     ValueError
         When the arrays or numbers do not fit.
     """
-    count, experts = logits.shape
+    count, columns = logits.shape
+    experts = columns - selection.sinks
     groups, kept = selection.groups, selection.kept
     within = experts if groups == 0 else experts // groups * kept
     if not 1 <= selection.top <= within or (groups and (experts % groups or kept > groups)):
@@ -322,6 +374,7 @@ def choose(
         np.empty((count, selection.top), np.int64),
         np.empty((count, selection.top), np.float32),
         np.empty(count, np.int64),
+        np.empty((selection.sinks, count), np.float32),
     )
     room = np.empty((count, 2 * experts + max(groups, 1)), np.float32)
     optional = [
@@ -329,12 +382,12 @@ def choose(
         for array, name in ((correction, "correction"), (factors, "factors"))
     ]
     words = (
-        float_matrix(logits, (count, experts), "logits"), experts, selection.top,
+        float_matrix(logits, (count, columns), "logits"), experts, selection.top,
         address(choice.ranks), address(choice.chosen), address(choice.weights),
         address(choice.broken), address(room), room.shape[1] * 4, *optional,
         int(selection.score == "sigmoid"), int(selection.ranks_by_logits),
         int(selection.renormalise), _word(selection.eps), _word(selection.scale), groups, kept,
-        int(selection.group_score == "top2_sum"),
+        int(selection.group_score == "top2_sum"), selection.sinks, address(choice.shared), count,
     )  # fmt: skip
     _run(_choose, words, count, logits, choice, room, correction, factors)
     return choice

@@ -2,11 +2,13 @@
 
 The definition, for one query row: block b holds the absolute positions 64 b … 64 b + 63. A score is
 one chain of fused multiply-adds over the head dimension, ascending, from zero; then times the
-scale; then the soft cap. Within a block: m = largest visible score, p_j = exp(s_j - m), l = the sum
-of p (four vectors of 16 lanes added pairwise, then the lane tree, invisible keys counting zero),
-o = one chain per output dimension over the visible keys, ascending, from zero. Blocks are merged in
-ascending order: M' = max(M, m), a = exp(M - M'), b = exp(m - M'), L = fma(L, a, l b),
-O = fma(O, a, o b), from M = -inf, L = O = 0. Nothing depends on which other rows are computed.
+scale; then the soft cap. With a distance bias the scaling is one fused multiply-add of the product,
+the scale and the bias, which is one chain over the profiles, ascending, from zero. Within a block:
+m = largest visible score, p_j = exp(s_j - m), l = the sum of p (four vectors of 16 lanes added
+pairwise, then the lane tree, invisible keys counting zero), o = one chain per output dimension over
+the visible keys, ascending, from zero. Blocks are merged in ascending order: M' = max(M, m), a =
+exp(M - M'), b = exp(m - M'), L = fma(L, a, l b), O = fma(O, a, o b), from M = -inf, L = O = 0.
+Nothing depends on which other rows are computed.
 """
 
 from __future__ import annotations
@@ -28,7 +30,7 @@ from larql.kernels.vector import (
     splat,
 )
 
-__all__ = ["BLOCK", "merge", "weigh"]
+__all__ = ["BLOCK", "lean", "merge", "weigh"]
 
 BLOCK = 64
 _ZERO = np.float32(0)
@@ -48,6 +50,25 @@ def _visible(score: Any, at: int, low: int, high: int) -> Any:
     lane = lane_numbers() + splat(np.int32(at))
     inside = (lane < splat(np.int32(high))) & (splat(np.int32(low - 1)) < lane)
     return select(inside, score, splat(_LEAST))
+
+
+@device
+def lean(score: int, scale: Any, mix: int, profiles: int, count: int, stride: int) -> None:
+    """Scale a row of 64 raw products and add sums of `count` rows of profiles, in place.
+
+    Rows are `stride` bytes apart; element j of the sum of `mix[i]` times row i belongs to score j.
+    """
+    a, b, c, d = splat(_ZERO), splat(_ZERO), splat(_ZERO), splat(_ZERO)
+    for i in range(count):
+        share, row = splat(load_f32(mix + i * 4)), profiles + i * stride
+        a = fma(load(row), share, a)
+        b = fma(load(row + 64), share, b)
+        c = fma(load(row + 128), share, c)
+        d = fma(load(row + 192), share, d)
+    store(score, fma(load(score), splat(scale), a))
+    store(score + 64, fma(load(score + 64), splat(scale), b))
+    store(score + 128, fma(load(score + 128), splat(scale), c))
+    store(score + 192, fma(load(score + 192), splat(scale), d))
 
 
 @device

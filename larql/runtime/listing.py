@@ -63,6 +63,9 @@ def operations(plan: Plan) -> Iterator[Operation]:
         embed = component.embed
         detail = f"{embed.vocab} rows of {embed.width}, scale {embed.scale:.9g}"
         yield Operation(None, "embed", "embed", detail, (outer["embed"],))
+        if embed.norm is not None:
+            norms = [c for use, c in outer.items() if use.startswith("embed.norm")]
+            yield _norm(embed.norm, None, "embed", norms)
         table = component.per_layer
         if table is not None:
             detail = (
@@ -75,12 +78,17 @@ def operations(plan: Plan) -> Iterator[Operation]:
             contracts = list(block_contracts(block, layer.index))
             before = [c for c in contracts if c.use.startswith(f"{block.site}.norm")]
             after = [c for c in contracts if c.use.startswith(f"{block.site}.post_norm")]
+            convolved = [c for c in contracts if c.use.startswith(f"{block.site}.conv")]
             scaled = [c for c in contracts if c.use == f"{block.site}.carrier_scale"]
-            inner = [c for c in contracts if c not in (*before, *after, *scaled)]
+            inner = [c for c in contracts if c not in (*before, *after, *scaled, *convolved)]
             if block.norm is not None:
                 yield _norm(block.norm, layer.index, block.site, before)
             mixer = block.mixer
             yield Operation(layer.index, block.site, mixer.op, mixer.words(), tuple(inner))
+            if block.conv is not None:
+                text = f"{block.conv.channels} channels × {block.conv.taps}"
+                text += ", added to its input" if block.conv.residual else ""
+                yield Operation(layer.index, block.site, "convolution", text, tuple(convolved))
             if block.post_norm is not None:
                 yield _norm(block.post_norm, layer.index, block.site, after)
             if block.residual_scale != 1.0:
@@ -93,7 +101,8 @@ def operations(plan: Plan) -> Iterator[Operation]:
         head = component.head
         norms = [c for use, c in outer.items() if use.startswith("head.norm")]
         yield _norm(head.norm, None, "head", norms)
-        detail = f"{head.vocab} logits" + (", tied to the embedding" if head.tied else "")
+        detail = f"{head.vocab} logits" + (f" of {head.rows} rows" if head.rows else "")
+        detail += ", tied to the embedding" if head.tied else ""
         if head.multiplier != 1.0:
             detail += f", multiplier {head.multiplier:.9g}"
         if head.softcap is not None:

@@ -297,7 +297,7 @@ class Model:
                     "tokens: the text is empty and the model has no beginning token; give some text"
                 )
             return ids
-        check_tokens(tokens, self.vocab_size, "tokens")
+        check_tokens(tokens, self.run.prepared.plan.component.embed.vocab, "tokens")
         return [int(token) for token in tokens]
 
     def _lens(

@@ -35,7 +35,7 @@ class Keep:
         Each attention head's mixed values, before the output projection.
     queries : bool
         Each attention head's query, after norm and rotation; of latent attention as it is carried
-        over to latent rows.
+        over to latent rows. Also how each head mixes the profiles of a distance bias.
     """
 
     heads: bool = False
@@ -70,6 +70,8 @@ class BlockTaps:
         To be filled by the backend where it is there.
     queries : float32 ``[T, heads, key_dim]`` or None
         To be filled by the backend where it is there.
+    mixes : float32 ``[T, heads, profiles]`` or None
+        To be filled by the backend where it is there: with the queries, of a distance bias.
     routing : Routing or None
         Set by the backend where it routes.
     """
@@ -77,6 +79,7 @@ class BlockTaps:
     def __init__(self, block: Block, count: int, keep: Keep) -> None:
         self.heads: Float32 | None = None
         self.queries: Float32 | None = None
+        self.mixes: Float32 | None = None
         self.routing: Routing | None = None
         mixer = block.mixer
         if isinstance(mixer, SoftmaxAttention | LatentAttention):
@@ -84,6 +87,9 @@ class BlockTaps:
                 self.heads = np.empty((count, mixer.heads, mixer.value_dim), np.float32)
             if keep.queries:
                 self.queries = np.empty((count, mixer.heads, mixer.key_dim), np.float32)
+                if isinstance(mixer, SoftmaxAttention) and mixer.distance is not None:
+                    shape = (count, mixer.heads, mixer.distance.count)
+                    self.mixes = np.empty(shape, np.float32)
 
 
 class Taps:

@@ -43,11 +43,17 @@ def recipes() -> list[Recipe]:
     return sorted(found, key=lambda recipe: recipe.name)
 
 
+def auto_class(config: Any) -> Any:
+    """Return what makes and loads a model, which may see and hear beside its text."""
+    alone = config.get_text_config() is config
+    return transformers.AutoModelForCausalLM if alone else transformers.AutoModelForMultimodalLM
+
+
 def write_checkpoint(recipe: Recipe, directory: Path) -> None:
     """Write the checkpoint of a recipe as ``save_pretrained`` does."""
     keys = dict(recipe.config)
     config = transformers.AutoConfig.for_model(keys.pop("model_type"), **keys)
-    model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager")
+    model = auto_class(config).from_config(config, attn_implementation="eager")
     model = model.to(torch.float32)
     generator = np.random.default_rng(recipe.seed)
     with torch.no_grad():
@@ -107,9 +113,12 @@ def record(recipe: Recipe, directory: Path) -> None:
     shutil.rmtree(directory, ignore_errors=True)
     checkpoint = directory / "checkpoint"
     write_checkpoint(recipe, checkpoint)
-    model = transformers.AutoModelForCausalLM.from_pretrained(
-        checkpoint, dtype=torch.float32, attn_implementation="eager"
-    ).eval()
+    config = transformers.AutoConfig.from_pretrained(checkpoint)
+    model = (
+        auto_class(config)
+        .from_pretrained(checkpoint, dtype=torch.float32, attn_implementation="eager")
+        .eval()
+    )
     vocab = model.config.get_text_config().vocab_size
     generator = np.random.default_rng(recipe.seed + 1)
     tokens = [int(t) for t in generator.integers(0, vocab, recipe.prompt)]

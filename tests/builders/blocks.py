@@ -53,7 +53,7 @@ def run_block(
 ) -> npt.NDArray[np.float32]:
     """Return the carrier after a block, advanced in chunks of positions."""
     if regions is None:
-        specs = block.mixer.state(0)
+        specs = block.state(0)
         regions = [backend.region(spec, start + len(inputs), max(chunks)) for spec in specs]
     parts, at = [], 0
     for count in chunks:

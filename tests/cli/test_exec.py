@@ -9,11 +9,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+import larql
 from larql.format.container import Container
 from larql.format.segment import Segment
 from tests.builders.containers import copy_container, make_container
 from tests.builders.models import LlamaSpec, write_llama_safetensors
 from tests.cli.conftest import LLAMA, Run
+from tests.oracles.recorded import OWN
 
 IDS = "1,2,3,5,8,13"
 REFERENCE = ("--backend", "reference")
@@ -62,6 +64,20 @@ def test_every_form_of_input(
     answer = cli("exec", llama, *arguments, *REFERENCE, "--json", stdin=stdin).ok()
     assert answer.json["provenance"]["tokens"] == ids
     assert answer.err == ""
+
+
+def test_ids_that_only_the_embedding_has_are_read_and_never_asked_for(
+    tmp_path: Path, cli: Run
+) -> None:
+    """93 logits, and 96 rows in the embedding."""
+    path = make_container(OWN / "inkling-published" / "checkpoint", tmp_path / "c").path
+    for command in ("exec", "observe"):
+        cli(command, path, "--tokens", "3,95", *REFERENCE, "--json").ok()
+    assert larql.open(path, backend="reference").observe([3, 95]).tokens.tolist() == [3, 95]
+    answer = cli("exec", path, "--tokens", "3,96", *REFERENCE)
+    assert "token 96 at position 1 is outside the vocabulary of 96" in answer.problem
+    answer = cli("observe", path, "--tokens", "3", "--lens-tokens", "93", *REFERENCE)
+    assert "--lens-tokens: token 93 at position 0 is outside the vocabulary of 93" in answer.problem
 
 
 @pytest.mark.parametrize(

@@ -68,6 +68,8 @@ TAGGED = {
     "ssm": g.Ssm,
     "short_convolution": g.ShortConvolution,
     "convolution": g.Convolution,
+    "distance_bias": g.DistanceBias,
+    "position_scale": g.PositionScale,
     "draft_input": g.DraftInput,
     "recurrent": g.Recurrent,
     "convolution_rows": g.ConvolutionRows,
@@ -154,10 +156,12 @@ def every_operation() -> g.Graph:
         divisors=(1.0, 2.0), long_divisors=(3.0, 4.0),
     )  # fmt: skip
     rope = g.Rope("half", 4, 1e4, scaling, "o/f", turning=1, long_factors="o/lf")
+    conv = g.Convolution("o/k", 8, 4, "silu", "o/kb", True)
     attention = g.SoftmaxAttention(
         heads=2, kv_heads=1, key_dim=4, value_dim=4, scale=0.5, q=linear, k=linear, v=linear,
         o=linear, window=3, softcap=5.0, q_norm=norm, k_norm=norm, v_norm=norm, clip=8.0, rope=rope,
-        sinks="o/s", gate=linear,
+        sinks="o/s", gate=linear, k_conv=conv, v_conv=conv,
+        distance=g.DistanceBias(linear, "o/p", 2, 4), position_scale=g.PositionScale(4, 0.1),
     )  # fmt: skip
     latent = g.LatentAttention(
         heads=2, nope_dim=4, rope_dim=4, value_dim=4, latent_dim=8, scale=0.5, q_down=linear,
@@ -165,11 +169,11 @@ def every_operation() -> g.Graph:
         k_up=linear, v_up=linear, o=linear, rope=rope,
     )  # fmt: skip
     own = g.PerLayerEmbedding(8, "silu", linear, norm, linear, linear, 0.1, 0.7)
-    ffn = g.DenseFfn("silu", linear, linear, linear)
+    ffn = g.DenseFfn("silu", linear, linear, linear, "o/fs")
     routed = g.RoutedFfn(
         g.Router(
             linear, "softmax", 2, True, 1e-9, g.ExpertGroups(2, 1, "max"), "o/c", 2.0, "o/s",
-            norm, 0.5,
+            norm, 0.5, 2, "o/gs",
         ),
         g.ExpertBank(
             "gpt-oss-expert-v1", 4, 8, 8, "silu", "o/d", "o/g", "o/u", "o/gu", "interleaved",
@@ -179,8 +183,8 @@ def every_operation() -> g.Graph:
         "weighted_sum",
         norm,
         norm,
+        (ffn, ffn),
     )  # fmt: skip
-    conv = g.Convolution("o/k", 8, 4, "silu", "o/kb")
     convs = (conv, conv, conv)
     recurrent = (
         g.GatedDelta(
@@ -200,7 +204,7 @@ def every_operation() -> g.Graph:
         g.Block("ffn", ffn, norm, norm, 0.5),
         g.Block("ffn", routed, norm, norm, 0.5),
         *(g.Block("attention", mixer, norm, norm, 0.5) for mixer in recurrent),
-        g.Block("ffn", ffn, norm, norm, 0.5, "o/cs"),
+        g.Block("ffn", ffn, norm, norm, 0.5, "o/cs", conv),
     )
     component = g.Component(
         id="target",
@@ -208,9 +212,9 @@ def every_operation() -> g.Graph:
         hidden_size=8,
         vocab_size=16,
         context_length=32,
-        embed=g.Embed("o/e", 16, 8, 2.0),
+        embed=g.Embed("o/e", 16, 8, 2.0, norm),
         layers=(g.Layer(0, blocks),),
-        head=g.Head(norm, "o/e", 16, 8, True, 0.5, 30.0),
+        head=g.Head(norm, "o/e", 16, 8, True, 0.5, 30.0, 24),
         per_layer=g.PerLayerTable("o/t", 16, 1, 8, 2.0),
         draft_input=g.DraftInput("embedding", norm, norm, linear),
     )

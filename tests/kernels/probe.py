@@ -33,6 +33,7 @@ def digests(few: bool) -> dict[str, str]:
         elementwise,
         forgetting,
         latent,
+        lengthening,
         norm,
         parts,
         product,
@@ -97,9 +98,15 @@ def digests(few: bool) -> dict[str, str]:
         for tokens in (1, 20):
             out = found[f"attention, {kind}, {tokens}"] = np.empty((tokens, 8, 72), np.float32)
             attention.attend(q[:tokens], keys, values, 90 - tokens, 0, 0.25, 2.0, None, out)
+        profiles = attention.padded_profiles(generator.standard_normal((3, 30)))
+        near = attention.Distances(floats(20, 8, 3), profiles)
+        out = found[f"attention to distances, {kind}"] = np.empty((20, 8, 72), np.float32)
+        attention.attend(q, keys, values, 70, 0, 0.25, 0.0, None, out, near)
         keys, values = ring.empty_keys(1, 2, 80, kind), ring.empty_values(1, 2, 80, kind)
         ring.write_rows(words, words, keys, values, 0)
         found[f"kept keys, {kind}"], found[f"kept values, {kind}"] = keys, values
+    found["lengthened"] = floats(5, 37)
+    lengthening.lengthen(found["lengthened"], 90, 7, 0.3)
     raw = generator.integers(0, 124, (8 * 5, BLOCKS["q4_k"].row_bytes(256)), np.uint8)
     found["absorbed"] = np.empty((20, 8, 261), np.float32)
     latent.absorb(floats(20, 8, 5), floats(20, 8, 5), raw, "q4_k", 256, found["absorbed"])
@@ -124,6 +131,9 @@ def digests(few: bool) -> dict[str, str]:
     select = routing.Selection(5, "sigmoid", False, True, 1e-9, 1.3, 3, 2, "top2_sum")
     choice = routing.choose(floats(4, 21), select, floats(21), floats(21))
     found |= {"ranked": choice.ranks, "chosen": choice.chosen, "weights": choice.weights}
+    sunk = routing.Selection(3, "sigmoid", False, True, 0.0, 1.3, sinks=2)
+    choice_of_all = routing.choose(floats(4, 21), sunk, floats(19), None)
+    found |= {"weights with sinks": choice_of_all.weights, "sinks": choice_of_all.shared}
     plain = routing.Selection(4, "softmax", True, False, 0.0, 1.0)
     found["softmax of experts"] = routing.choose(floats(4, 37), plain, None, None).weights
     found["experts added"] = np.empty((4, 37), np.float32)
@@ -149,6 +159,7 @@ def assembly() -> str:
         elementwise,
         forgetting,
         latent,
+        lengthening,
         norm,
         product,
         recurrence,
@@ -188,6 +199,7 @@ def assembly() -> str:
         latent._absorb,
         latent._raise,
         elementwise._clamp,
+        lengthening._lengthen,
         survey._row,
         convolution._convolve,
         forgetting._forget,

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from larql.kernels.attention import attend
+from larql.kernels.attention import Distances, attend, padded_profiles
 from larql.kernels.ring import Stored, empty_keys, empty_values, write_rows
 from larql.kernels.threads import set_threads, threads
 from tests.kernels.same import normal, same
@@ -232,3 +232,45 @@ def test_refusals() -> None:
         attend(q, keys, values, 0, 0, 1.0, 0.0, normal(0, 3), out)
     with pytest.raises(ValueError, match="q must be contiguous"):
         attend(q.astype(float), keys, values, 0, 0, 1.0, 0.0, None, out)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("extent", "window"), [(1, 0), (9, 0), (30, 30), (100, 0), (200, 7)])
+def test_scores_lean_on_the_distance(extent: int, window: int) -> None:
+    """A bias of each head's own up to the extent, the same however queries are cut."""
+    total, first, heads = 170, 60, 4
+    keys, values = normal(1, total, 2, 16), normal(2, total, 2, 24)
+    q, mixes, profiles = (
+        normal(3, total, heads, 16),
+        normal(4, total, heads, 3),
+        normal(5, 3, extent),
+    )
+    kept, padded = ring(keys, values, "f32"), padded_profiles(profiles)
+    count = total - first
+    out = np.empty((count, heads, 24), np.float32)
+    near = Distances(mixes[first:].copy(), padded)
+    attend(q[first:].copy(), *kept, first, window, 0.3, 2.0, None, out, near)
+    for t in range(count):
+        position = first + t
+        seen = np.arange(max(0, position - window + 1) if window else 0, position + 1)
+        distance = position - seen
+        for head in range(heads):
+            score = keys[seen, head // 2].astype(float) @ q[position, head].astype(float) * 0.3
+            added = mixes[position, head].astype(float) @ profiles.astype(float)
+            score += np.where(distance < extent, added[np.minimum(distance, extent - 1)], 0.0)
+            weight = np.exp(2.0 * np.tanh(score / 2.0))
+            expected = weight @ values[seen, head // 2].astype(float) / weight.sum()
+            np.testing.assert_allclose(out[t, head], expected, rtol=3e-5, atol=3e-6)
+        one = np.empty((1, heads, 24), np.float32)
+        single = Distances(mixes[position : position + 1].copy(), padded)
+        attend(
+            q[position : position + 1].copy(), *kept, position, window, 0.3, 2.0, None, one, single
+        )
+        assert same(one, out[t : t + 1])
+
+
+def test_distances_that_do_not_fit_are_refused() -> None:
+    kept = ring(normal(1, 4, 1, 16), normal(2, 4, 1, 16), "f32")
+    out, q = np.empty((4, 1, 16), np.float32), normal(3, 4, 1, 16)
+    near = Distances(normal(4, 4, 1, 2), padded_profiles(normal(5, 3, 9)))
+    with pytest.raises(ValueError, match="mixes must be"):
+        attend(q, *kept, 0, 0, 1.0, 0.0, None, out, near)

@@ -166,3 +166,23 @@ def test_what_does_not_fit_is_refused() -> None:
         add_chosen(logits, np.array([[0, 2]]), normal(1, 1, 2), out)
     with pytest.raises(ValueError, match="factors"):
         scale_rows(logits, normal(1, 3))
+
+
+@pytest.mark.parametrize("low", [0.0, -120.0])
+def test_sinks_take_their_share(low: float) -> None:
+    """Also where every sigmoid is too small for a number."""
+    generator = np.random.default_rng(3)
+    logits = (generator.standard_normal((7, 22)) + low).astype(np.float32)
+    correction = generator.standard_normal(19).astype(np.float32)
+    select = Selection(4, "sigmoid", False, True, 0.0, 1.3, sinks=3)
+    choice = choose(logits, select, correction, None)
+    assert choice.ranks.shape == (7, 19) and choice.shared.shape == (3, 7)
+    for t, row in enumerate(logits.astype(np.float64)):
+        ranks = 1.0 / (1.0 + np.exp(-row[:19])) + correction
+        chosen = np.lexsort((np.arange(19), -ranks))[:4]
+        assert choice.chosen[t].tolist() == chosen.tolist()
+        joined = -np.logaddexp(0.0, -np.append(row[chosen], row[19:]))
+        powers = np.exp(joined - joined.max())
+        expected = powers / powers.sum() * 1.3
+        found = np.append(choice.weights[t], choice.shared[:, t])
+        np.testing.assert_allclose(found, expected, rtol=2e-5)

@@ -10,7 +10,18 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from larql.format.graph import Block, Linear, Norm, Rope, SoftmaxAttention
+from larql.format.graph import (
+    Block,
+    Convolution,
+    ConvolutionRows,
+    DistanceBias,
+    KvRows,
+    Linear,
+    Norm,
+    PositionScale,
+    Rope,
+    SoftmaxAttention,
+)
 from tests.builders.blocks import backend_with, random_operands, run_block
 
 Array = npt.NDArray[np.float64]
@@ -58,10 +69,13 @@ def _cut(x: Array, clip: float | None) -> Array:
 def twin(mixer: SoftmaxAttention, operands: Mapping[str, Array], inputs: Array) -> Array:
     """Return what a block without norms makes of its inputs."""
     keys, values = [], []
-    for position, x in enumerate(inputs):
-        assert mixer.k is not None
-        raw = _project(mixer.k, operands, x)
-        v = raw if mixer.v is None else _project(mixer.v, operands, x)
+    assert mixer.k is not None
+    made = _convolved(mixer.k_conv, operands, [_project(mixer.k, operands, x) for x in inputs])
+    kept = made
+    if mixer.v is not None:
+        rows = [_project(mixer.v, operands, x) for x in inputs]
+        kept = _convolved(mixer.v_conv, operands, rows)
+    for position, (raw, v) in enumerate(zip(made, kept, strict=True)):
         k = _cut(_normed(mixer.k_norm, operands, raw), mixer.clip).reshape(KV_HEADS, DIM)
         v = _cut(_normed(mixer.v_norm, operands, v.reshape(KV_HEADS, DIM)), mixer.clip)
         keys.append([_turned(mixer.rope, head, position) for head in k])
@@ -83,10 +97,17 @@ def attended(
         mixed = np.zeros((HEADS, DIM))
         for head, query in enumerate(q.reshape(HEADS, DIM)):
             kv = head // (HEADS // KV_HEADS)
-            turned = _turned(mixer.rope, query, position)
+            growth = _growth(mixer.position_scale, position)
+            turned = _turned(mixer.rope, query, position) * growth
             first = 0 if mixer.window is None else max(0, position - mixer.window + 1)
-            scores = [float(turned @ keys[o][kv]) for o in range(first, position + 1)]
-            weights = np.exp(np.array(scores) * mixer.scale)
+            scores = [float(turned @ keys[o][kv]) * mixer.scale for o in range(first, position + 1)]
+            if mixer.distance is not None:
+                mix = _project(mixer.distance.mix, operands, x).reshape(HEADS, -1)[head] * growth
+                profiles = operands[mixer.distance.profiles]
+                for place, other in enumerate(range(first, position + 1)):
+                    if position - other < mixer.distance.extent:
+                        scores[place] += float(mix @ profiles[:, position - other])
+            weights = np.exp(np.array(scores))
             total = weights.sum()
             if mixer.sinks is not None:
                 total += math.exp(operands[mixer.sinks][head])
@@ -97,6 +118,25 @@ def attended(
             row = row / (1.0 + np.exp(-_project(mixer.gate, operands, x)))
         out.append(x + _project(mixer.o, operands, row))
     return np.array(out)
+
+
+def _convolved(
+    conv: Convolution | None, operands: Mapping[str, Array], rows: Sequence[Array]
+) -> list[Array]:
+    if conv is None:
+        return list(rows)
+    weight, before = operands[conv.weight], [np.zeros_like(rows[0])] * (conv.taps - 1)
+    seen, made = [*before, *rows], []
+    for t, row in enumerate(rows):
+        y = sum((weight[:, j] * seen[t + j] for j in range(conv.taps)), np.zeros_like(row))
+        made.append(y + row if conv.residual else y)
+    return made
+
+
+def _growth(scale: PositionScale | None, position: int) -> float:
+    if scale is None:
+        return 1.0
+    return 1.0 + scale.rate * math.log(max((position + 1) / scale.floor, 1.0))
 
 
 def _turned(rope: Rope | None, x: Array, position: int) -> Array:
@@ -117,6 +157,15 @@ def _head_norm(name: str | None, width: int) -> Norm:
     return Norm(kind="rms", width=width, eps=1e-3, weight=weight)
 
 
+def _conv(name: str, channels: int) -> Convolution:
+    return Convolution(f"o/{name}.weight", channels, 3, residual=True)
+
+
+def _distance(count: int, extent: int) -> DistanceBias:
+    return DistanceBias(_linear("mix", HEADS * count), "o/profiles", count, extent)
+
+
+K_CONV, V_CONV = _conv("k_conv", KV_HEADS * DIM), _conv("v_conv", KV_HEADS * DIM)
 FORMS = {
     "plain": PLAIN,
     "gate": replace(PLAIN, gate=_linear("gate", HEADS * DIM, bias=True)),
@@ -135,6 +184,13 @@ FORMS = {
         k_norm=_head_norm("k_norm", KV_HEADS * DIM),
         clip=0.6,
     ),
+    "convolved keys and values": replace(PLAIN, k_conv=K_CONV, v_conv=V_CONV),
+    "convolved keys are values": replace(PLAIN, v=None, k_conv=K_CONV),
+    "distances": replace(PLAIN, rope=None, distance=_distance(5, 4)),
+    "distances in a window, scaled": replace(
+        PLAIN, window=6, distance=_distance(3, 6), position_scale=PositionScale(3, 0.8)
+    ),
+    "scaled without distances": replace(PLAIN, position_scale=PositionScale(2, 1.5)),
     "proportional rope": replace(PLAIN, rope=Rope(layout="half", dims=DIM, theta=100.0, turning=2)),
 }
 
@@ -155,6 +211,21 @@ def test_form(name: str, form: str) -> None:
     if form != "plain":
         plain = twin(PLAIN, random_operands(Block(site="attention", mixer=PLAIN), 1), INPUTS)
         assert np.abs(expected - plain).max() > 1e-2
+
+
+@pytest.mark.parametrize("name", BACKENDS)
+def test_what_a_block_writes_is_convolved(name: str) -> None:
+    conv = _conv("conv", HIDDEN)
+    mixer = replace(PLAIN, k_conv=K_CONV)
+    block = Block(site="attention", mixer=mixer, residual_scale=0.5, conv=conv)
+    assert [type(spec) for spec in block.state(0)] == [KvRows, ConvolutionRows, ConvolutionRows]
+    operands = random_operands(block, 1)
+    delta = twin(mixer, operands, INPUTS) - INPUTS
+    expected = INPUTS + 0.5 * np.array(_convolved(conv, operands, list(delta)))
+    backend = backend_with(name, operands)
+    found = run_block(backend, block, INPUTS, [9])
+    assert np.abs(found - expected).max() < 2e-6 * np.abs(expected).max()
+    assert run_block(backend, block, INPUTS, [1, 3, 1, 4]).tobytes() == found.tobytes()
 
 
 @pytest.mark.parametrize("name", BACKENDS)
@@ -189,7 +260,21 @@ def test_shared_keys_and_values(name: str) -> None:
     [
         (replace(PLAIN, gate=_linear("gate", HEADS)), "gate is [4, 24]"),
         (replace(PLAIN, k=None, v=None), "has no k"),
-        (replace(PLAIN, shared=0), "has a projection or norm of its own"),
+        (replace(PLAIN, shared=0), "has a projection, norm or convolution of its own"),
+        (
+            replace(PLAIN, shared=0, k=None, v=None, k_conv=K_CONV),
+            "has a projection, norm or convolution of its own",
+        ),
+        (replace(PLAIN, k_conv=_conv("k_conv", 8)), "k convolution channels is 8, expected 16"),
+        (replace(PLAIN, v_conv=_conv("v_conv", 8)), "v convolution channels is 8, expected 16"),
+        (replace(PLAIN, v=None, v_conv=V_CONV), "convolves values that it has no projection for"),
+        (
+            replace(PLAIN, distance=replace(_distance(5, 4), count=6)),
+            "distance mix is [20, 24], expected [24, 24]",
+        ),
+        (replace(PLAIN, distance=_distance(5, 0)), "distance extent is 0"),
+        (replace(PLAIN, position_scale=PositionScale(0, 0.1)), "position scale floor is 0"),
+        (replace(PLAIN, position_scale=PositionScale(1, 0.0)), "position scale rate is 0.0"),
         (replace(PLAIN, clip=0.0), "clip is 0.0"),
         (replace(PLAIN, k_norm=_head_norm("k_norm", HEADS * DIM)), "norm width is 32, expected 8"),
         (replace(PLAIN, v=None, value_dim=4), "values are keys, but are 4 wide and not 8"),

@@ -34,8 +34,8 @@ from larql.runtime.run import RunOptions, open_run
 from larql.runtime.session import Session
 from larql.runtime.slices import LayerRange
 from larql.runtime.taps import Routing
-from tests.builders.containers import copy_container, edit_graph
-from tests.oracles.recorded import NAMES
+from tests.builders.containers import copy_container, edit_graph, make_container
+from tests.oracles.recorded import NAMES, OWN
 from tests.runtime.observing import Events, Means, Rows, everything, readouts, recorded
 from tests.runtime.test_invariants import TOKENS, all_logits, assert_same_bits, run_of
 
@@ -248,16 +248,17 @@ def test_writes_sum_to_the_carrier(containers: dict[str, Container]) -> None:
             assert event.projection == pytest.approx(expected, rel=1e-5, abs=1e-6)
 
 
-@pytest.mark.parametrize("name", ["llama", "gemma", "llama3"])
+@pytest.mark.parametrize("name", ["llama", "gemma", "llama3", "inkling-dense"])
 def test_patterns_and_heads_agree_with_the_reference(
-    containers: dict[str, Container], name: str
+    containers: dict[str, Container], tmp_path: Path, name: str
 ) -> None:
     found = {}
+    container = containers.get(name) or make_container(OWN / name / "checkpoint", tmp_path / "c")
     for backend in ("production", "reference"):
-        run = run_of(containers[name], backend)
+        run = run_of(container, backend)
         sink = Events()
-        observation = Observation(run.prepared, everything(run), sink)
-        Session(run.prepared, 64, 9, observation).advance(TOKENS[:20])
+        observation = Observation(run.prepared, Declaration(head_norms=True, patterns=True), sink)
+        Session(run.prepared, 64, 9, observation).advance([token % 90 for token in TOKENS[:20]])
         found[backend] = sink
     pairs = zip(found["production"].all, found["reference"].all, strict=True)
     patterns = 0
@@ -272,9 +273,13 @@ def test_patterns_and_heads_agree_with_the_reference(
     assert patterns == 20 * len(run.prepared.plan.layers)
 
 
-def test_patterns_are_what_attention_used(containers: dict[str, Container]) -> None:
+@pytest.mark.parametrize("name", ["gemma", "inkling-dense"])
+def test_patterns_are_what_attention_used(
+    containers: dict[str, Container], tmp_path: Path, name: str
+) -> None:
     """Weights times values are the heads' outputs, whose norms are told."""
-    run = run_of(containers["gemma"], "production")
+    container = containers.get(name) or make_container(OWN / name / "checkpoint", tmp_path / "c")
+    run = run_of(container, "production")
     seen: list[tuple[Rows, Rows, Rows]] = []
     keep: list[tuple[tuple[float, ...], ...]] = []
 
@@ -287,13 +292,14 @@ def test_patterns_are_what_attention_used(containers: dict[str, Container]) -> N
     sink = Events()
     declared = Declaration(head_norms=True, patterns=True)
     session = Session(run.prepared, 64, None, Spy(run.prepared, declared, sink))
-    session.advance(TOKENS[:3])
+    session.advance([token % 90 for token in TOKENS[:3]])
     for event in sink.all:
         if isinstance(event, Pattern) and event.write == 1:
             keep.append(event.weights)  # type: ignore[arg-type]
     heads, _, values = seen[0]
+    each = np.repeat(values, heads.shape[1] // values.shape[1], axis=1)
     for t, weights in enumerate(keep):
-        mixed = np.einsum("hn,nd->hd", np.array(weights), values[: t + 1, 0])
+        mixed = np.einsum("hn,nhd->hd", np.array(weights), each[: t + 1])
         np.testing.assert_allclose(mixed, heads[t], atol=1e-5)
 
 

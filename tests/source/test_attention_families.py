@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import numpy as np
 import pytest
 
 from larql.errors import CompileError
+from larql.format.closure import check_geometry
 from larql.format.graph import (
     Component,
     DenseFfn,
@@ -24,6 +26,8 @@ from tests.builders.hybrids import REMOVED, changed, recorded, write_changed
 from tests.builders.safetensors import write_safetensors_dir
 
 _FULL, _SLIDING = "full_attention", "sliding_attention"
+LONG = {"rope_type": "longrope", "rope_theta": 5.0, "original_max_position_embeddings": 8,
+        "short_factor": [1.0], "long_factor": [1.0]}  # fmt: skip
 YARN = {
     "rope_type": "yarn",
     "rope_theta": 500.0,
@@ -77,7 +81,27 @@ def latent(component: Component, layer: int = 0) -> LatentAttention:
         (
             "gemma4-embeddings",
             {"rope_parameters": {_SLIDING: {"rope_type": "default", "rope_theta": 5.0}}},
-            "says nothing of layer type 'full_attention'",
+            "`rope_parameters` says nothing of layer type 'full_attention'",
+        ),
+        (
+            "gemma4-embeddings",
+            {"rope_parameters": {_FULL: {"rope_type": "snake"}, _SLIDING: {"rope_theta": 5.0}}},
+            "`rope_parameters.full_attention.rope_type` is 'snake', a rope type",
+        ),
+        (
+            "gemma4-embeddings",
+            {
+                "rope_parameters": {
+                    _FULL: {"rope_type": "linear", "type": "yarn"},
+                    _SLIDING: {"rope_theta": 5.0},
+                }
+            },
+            "`rope_parameters.full_attention.rope_type` is 'linear' but",
+        ),
+        (
+            "gemma4-embeddings",
+            {"rope_parameters": {_FULL: LONG, _SLIDING: {"rope_theta": 5.0}}},
+            "`rope_parameters.full_attention.short_factor` has 1 entries, expected 8",
         ),
         ("deepseek_v3", {"q_lora_rank": None}, "self_attn.q_proj.weight is missing"),
         (
@@ -89,8 +113,22 @@ def latent(component: Component, layer: int = 0) -> LatentAttention:
         ("deepseek_v3", {"head_dim": 12}, "`head_dim` is 12"),
         ("deepseek_v3", {"scoring_func": "softmax"}, "`scoring_func` is 'softmax'"),
         ("deepseek_v3", {"topk_method": "greedy"}, "`topk_method` is 'greedy'"),
-        ("deepseek_v3", {"num_experts_per_tok": 9}, "chooses 9"),
-        ("deepseek_v3", {"n_group": 3}, "keeps 2 of 3 groups of 8 experts"),
+        ("deepseek_v3", {"num_experts_per_tok": 9}, "`num_experts_per_tok` is 9, of 8 experts"),
+        ("deepseek_v3", {"num_experts_per_tok": 5}, "`num_experts_per_tok` is 5, of 4 experts in"),
+        ("deepseek_v3", {"n_group": 3}, "`n_group` is 3, but 8 experts do not make so many"),
+        ("deepseek_v3", {"n_group": 8}, "`n_group` is 8, but 8 experts do not make so many"),
+        ("deepseek_v3", {"topk_group": 5}, "`topk_group` is 5, of 4 groups"),
+        (
+            "deepseek_v3",
+            {"qk_rope_head_dim": 7, "head_dim": 7, "qk_head_dim": REMOVED},
+            "`qk_rope_head_dim` leaves 7 of a head's 7 numbers to turn, expected an even count",
+        ),
+        ("glm4_moe", {"n_group": 4}, "`n_group` is 4, but 6 experts"),
+        (
+            "glm4_moe",
+            {"rope_parameters": {"rope_theta": 5.0, "partial_rotary_factor": 0.25}},
+            "`rope_parameters.partial_rotary_factor` leaves 3 of a head's 12 numbers to turn",
+        ),
         ("deepseek_v3", {"first_k_dense_replace": 2}, "layers.1.mlp.gate_proj.weight is missing"),
         ("deepseek_v3", {"quantization_config": {"quant_method": "fp8"}}, "`quantization_config`"),
         ("deepseek_v3", {"rope_scaling": {"type": "dynamic", "factor": 2.0}}, "dynamic"),
@@ -178,6 +216,16 @@ def test_gemma4_default_ropes_are_those_of_its_configuration_class(tmp_path: Pat
     assert absent == stated
     rope = softmax(absent, 1).rope
     assert rope is not None and (rope.dims, rope.turning, rope.theta) == (16, 2, 1e6)
+
+
+def test_a_row_of_each_layer_s_embeddings_for_every_token(tmp_path: Path) -> None:
+    """Also for tokens that no logit is made for."""
+    found = target(tmp_path, "gemma4-embeddings")
+    rows = found.embed.vocab
+    cut = replace(found, vocab_size=60, head=replace(found.head, vocab=60, rows=rows))
+    assert check_geometry(cut) == [] and cut.per_layer is not None
+    (defect,) = check_geometry(replace(cut, per_layer=replace(cut.per_layer, vocab=rows - 1)))
+    assert f"vocab is {rows - 1}, expected at least {rows}" in defect.line()
 
 
 def test_gemma4_makes_the_last_layer_full_and_says_so(tmp_path: Path) -> None:

@@ -81,6 +81,15 @@ def test_every_family_refuses_by_name(
 
 
 @pytest.mark.parametrize("name", FAMILIES)
+def test_every_family_names_the_width_of_which_no_pairs_can_be_made(
+    tmp_path: Path, name: str
+) -> None:
+    # Where only a share of them turns, that is what leaves too many.
+    key = "partial_rotary_factor" if name == "phi3" else "head_dim"
+    refusal(edited(tmp_path, name, {"head_dim": 7}), f"{key}` leaves", "expected an even count")
+
+
+@pytest.mark.parametrize("name", FAMILIES)
 def test_every_family_refuses_an_unknown_activation(tmp_path: Path, name: str) -> None:
     key = "hidden_activation" if name == "gemma2" else "hidden_act"
     refusal(edited(tmp_path, name, {key: "xielu"}), f"`{key}` is 'xielu'", "silu")
@@ -91,6 +100,28 @@ def test_a_window_may_be_null_or_left_out(tmp_path: Path) -> None:
     assert windows(tmp_path, "mistral", {"sliding_window": None}) == [None] * 3
     assert windows(tmp_path, "mistral", {"sliding_window": ABSENT}) == [4096] * 3
     assert windows(tmp_path, "phi3", {"sliding_window": ABSENT}) == [None] * 2
+
+
+@pytest.mark.parametrize("model_type", ["mistral", "ministral"])
+def test_layers_with_a_window_and_without(tmp_path: Path, model_type: str) -> None:
+    def found(*kinds: str, **changes: object) -> list[int | None]:
+        stated = {"model_type": model_type, "layer_types": list(kinds), **changes}
+        return windows(tmp_path, "mistral", stated)
+
+    assert found(FULL, SLIDING, FULL) == [None, 7, None]
+    assert found(*[SLIDING] * 3) == [7] * 3
+    assert found(*[FULL] * 3) == found(*[FULL] * 3, sliding_window=None) == [None] * 3
+    assert found(FULL, SLIDING, SLIDING, sliding_window=ABSENT) == [None, 4096, 4096]
+    assert found(layer_types=None) == [7] * 3
+    for changes, words in (
+        ({"layer_types": [FULL] * 2}, ("`layer_types` is '2 entries'", "must agree")),
+        ({"layer_types": [FULL, "chunked", FULL]}, ("`layer_types` holds 'chunked'",)),
+        (
+            {"layer_types": [FULL, SLIDING, FULL], "sliding_window": None},
+            ("`layer_types` is", "`sliding_window` is None"),
+        ),
+    ):
+        refusal(edited(tmp_path, "mistral", {"model_type": model_type, **changes}), *words)
 
 
 def test_windows_of_the_later_layers(tmp_path: Path) -> None:
@@ -219,7 +250,7 @@ def test_older_names_of_the_two_lists(tmp_path: Path, alias: str) -> None:
         expected
     )
     for key, value, words in (
-        ("short_factor", [1.0] * 7, "rope divisors are 7, expected 8"),
+        ("short_factor", [1.0] * 7, "`rope_scaling.short_factor` has 7 entries, expected 8"),
         ("long_factor", [1.0] * 7 + [0.0], "`rope_scaling.long_factor`"),
         ("long_factor", 2.0, "`rope_scaling.long_factor`"),
         ("long_mscale", 1.2, "`rope_scaling.long_mscale`"),
@@ -229,7 +260,7 @@ def test_older_names_of_the_two_lists(tmp_path: Path, alias: str) -> None:
 
 
 def test_a_part_of_a_head_must_be_even_and_no_more_than_all(tmp_path: Path) -> None:
-    for share, words in ((0.7, "rope turns 11 dims"), (1.5, "at most 1")):
+    for share, words in ((0.7, "partial_rotary_factor` leaves 11 of"), (1.5, "at most 1")):
         settings = {"rope_theta": 500.0, "rope_type": "default", "partial_rotary_factor": share}
         refusal(edited(tmp_path, "phi3", {"rope_parameters": settings}), words)
     refusal(edited(tmp_path, "phi3", {"partial_rotary_factor": 0.5}), "must agree")

@@ -121,6 +121,13 @@ def test_a_repeated_head_is_written_and_a_vision_tower_is_not(tmp_path: Path) ->
     assert_same_tensors(source, made.path, made.left)
 
 
+def test_rows_in_turn_and_rows_that_pad_a_head_come_back(tmp_path: Path) -> None:
+    source = ORACLES / "inkling-published" / "checkpoint"
+    made = write_back(make_container(source, tmp_path / "c"), tmp_path / "checkpoint")
+    assert all(name.startswith(("model.audio.", "model.visual.")) for name in made.left)
+    assert_same_tensors(source, made.path, made.left)
+
+
 def gpt_oss(directory: Path, *, packed: bool) -> Path:
     """One layer of four clamped experts: MXFP4 in two tensors, or floats with turned axes."""
     make = np.random.default_rng(5)

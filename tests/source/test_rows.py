@@ -11,10 +11,11 @@ from hypothesis import strategies as st
 
 from larql.errors import CompileError
 from larql.format.rows import RowSelection, row_count
-from larql.format.source.builder import Binding, Builder, Naming
+from larql.format.source.builder import Binding, Builder
 from larql.format.source.checkpoint import open_checkpoint
 from larql.format.source.compiler import _check_rows
 from larql.format.source.config import ConfigReader
+from larql.format.source.names import Naming
 from tests.builders.safetensors import write_safetensors_dir
 
 

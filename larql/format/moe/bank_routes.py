@@ -250,7 +250,9 @@ def manifest_contracts(layer: m.MoeLayer, hidden: int) -> Iterator[OperandContra
         The carrier's width.
     """
     router, bank = layer.router, layer.routed_bank
-    sink = layer.shared_bank.experts if router.shared_sink and layer.shared_bank else 0
+    sink = 0
+    if router.shared_sink:
+        sink = layer.shared_bank.experts if layer.shared_bank else router.dense_sinks or 0
     e, dims = bank.experts, bank.dims
     named: list[tuple[str | None, tuple[int, ...], str]] = [
         (router.input.scale, (hidden,), "router.input.scale"),

@@ -93,7 +93,8 @@ def _layer(layer: MoeLayer, keys: set[str]) -> Iterator[ManifestDefect]:
             f"layer {layer.layer} chooses {k} experts of a population of {population}",
         )
     # The other way round is sound: a shared bank need not take part in the normalisation.
-    if layer.router.shared_sink and layer.shared_bank is None:
+    # Shared experts of the graph are in no bank, and their number is stated in its place.
+    if layer.router.shared_sink and layer.shared_bank is None and not layer.router.dense_sinks:
         yield ManifestDefect(
             DefectKind.SINK_WITHOUT_SHARED_BANK,
             layer.layer,

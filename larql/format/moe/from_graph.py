@@ -59,6 +59,9 @@ def _layer(index: int, mixer: RoutedFfn, key: str) -> MoeLayer:
             correction_bias=router.correction,
             route_scale=router.scale,
             expert_scale=router.expert_scale,
+            global_scale=router.global_scale,
+            shared_sink=router.sinks is not None,
+            dense_sinks=router.sinks,
             input=RouterInput(
                 # A router beside experts with a norm of their own reads what comes before it.
                 source="expert_input" if mixer.norm is None else "residual",
@@ -76,5 +79,5 @@ def _layer(index: int, mixer: RoutedFfn, key: str) -> MoeLayer:
         ),
         routed_output_norm=None if mixer.post_norm is None else mixer.post_norm.weight,
         # Experts that every position passes through are dense, and stand in the graph alone.
-        combine="replace" if mixer.shared is None else "add",
+        combine="replace" if mixer.shared is None and not mixer.weighted else "add",
     )

@@ -103,6 +103,8 @@ class Router:
         Operand ``[experts]``, a factor of each expert's weight; over the whole population.
     shared_sink : bool
         Whether shared experts take part in the normalisation of the routed ones.
+    dense_sinks : int or None
+        How many shared experts of the graph take part, where no bank holds them.
     input : RouterInput
     """
 
@@ -118,6 +120,7 @@ class Router:
     global_scale: str | None = None
     expert_scale: str | None = None
     shared_sink: bool = False
+    dense_sinks: int | None = None
     input: RouterInput = RouterInput()
 
 

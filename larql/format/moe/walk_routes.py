@@ -148,6 +148,8 @@ def _targets(
                 yield _of_bank(report, layer.index, conflicts)
                 if mixer.shared is not None:
                     yield _dense(examiner, f"{at}/shared", mixer.shared.ffn, layer.index)
+                for number, ffn in enumerate(mixer.weighted or ()):
+                    yield _dense(examiner, f"{at}/shared.{number}", ffn, layer.index)
 
 
 def _of_bank(report: BankReport, layer: int, more: Sequence[Diagnosis] = ()) -> _Target:

@@ -17,7 +17,7 @@ class Convolution:
     """``y[t] = activation(bias + sum over j of weight[:, j] * x[t - taps + 1 + j])``.
 
     Each channel is convolved with taps of its own; the last tap belongs to the position itself,
-    and positions before the first count as zero.
+    and positions before the first count as zero. With ``residual`` the result is ``x[t] + y[t]``.
 
     Attributes
     ----------
@@ -28,6 +28,8 @@ class Convolution:
         None: the sum itself.
     bias : str or None
         Operand of shape ``[channels]``.
+    residual : bool
+        Whether the input is added.
     """
 
     weight: str
@@ -35,6 +37,7 @@ class Convolution:
     taps: int
     activation: Activation | None = None
     bias: str | None = None
+    residual: bool = False
 
     def contracts(self, layer: int, use: str) -> Iterator[OperandContract]:
         """Yield the operands that it reads."""

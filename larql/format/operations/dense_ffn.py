@@ -18,7 +18,10 @@ Activation = Literal["silu", "gelu", "gelu_tanh", "relu", "relu2", "sigmoid"]
 
 @dataclass(frozen=True)
 class DenseFfn:
-    """``down(activation(gate x) * up x)``, or ``down(activation(up x))`` without a gate."""
+    """``down(activation(gate x) * up x)``, or ``down(activation(up x))`` without a gate.
+
+    With ``scale``, an operand of one number, the result is multiplied by it.
+    """
 
     op: ClassVar[str] = "dense_ffn"
     site: ClassVar[Site] = "ffn"
@@ -27,6 +30,7 @@ class DenseFfn:
     up: Linear
     down: Linear
     gate: Linear | None = None
+    scale: str | None = None
 
     def contracts(self, layer: int) -> Iterator[OperandContract]:
         """Yield the operands that it reads, in the order in which they are used."""
@@ -34,6 +38,8 @@ class DenseFfn:
             yield from self.gate.contracts(layer, "ffn.gate")
         yield from self.up.contracts(layer, "ffn.up")
         yield from self.down.contracts(layer, "ffn.down")
+        if self.scale is not None:
+            yield OperandContract(self.scale, (1,), layer, "ffn.scale")
 
     def defects(self, hidden: int, where: str) -> Iterator[Defect]:
         """Yield the contradictions among its numbers, for a carrier of ``hidden``."""

@@ -45,12 +45,12 @@ class PerLayerTable:
         shape = (self.vocab, self.layers * self.width)
         return OperandContract(self.weight, shape, None, "embed.per_layer")
 
-    def defects(self, component_vocab: int, layers: int, where: str) -> Iterator[Defect]:
-        """Yield the contradictions with a component of so many logits and layers."""
+    def defects(self, tokens: int, layers: int, where: str) -> Iterator[Defect]:
+        """Yield the contradictions with a component of so many tokens and layers."""
         yield from at_least_1(where, ("width", self.width))
         yield from equal(where, "layers", self.layers, layers)
-        if self.vocab < component_vocab:
-            yield Defect(where, f"vocab is {self.vocab}, expected at least {component_vocab}")
+        if self.vocab < tokens:
+            yield Defect(where, f"vocab is {self.vocab}, expected at least {tokens}")
 
 
 @dataclass(frozen=True)

@@ -50,10 +50,13 @@ class Router:
     ``renormalise_eps`` where ``renormalise``; times ``scale``, times the expert's ``expert_scale``.
     A softmax over the logits of the chosen alone is a softmax over all that is renormalised.
 
+    With ``sinks`` the last so many logits belong to shared experts, which are not ranked and always
+    take part: the sum that weights are divided by is of the chosen and of them.
+
     Attributes
     ----------
     scores : Linear
-        ``[experts, hidden]``, with the gate's bias if it has one.
+        ``[experts + sinks, hidden]``, with the gate's bias if it has one.
     score : {"softmax", "sigmoid"}
     top : int
         Experts chosen for each position.
@@ -69,6 +72,9 @@ class Router:
         Of what the router reads.
     factor : float
         The logits are multiplied by it, before all else.
+    sinks : int or None
+    global_scale : str or None
+        Operand ``[1]``; the weights are multiplied by it too.
     """
 
     scores: Linear
@@ -82,6 +88,13 @@ class Router:
     expert_scale: str | None = None
     norm: Norm | None = None
     factor: float = 1.0
+    sinks: int | None = None
+    global_scale: str | None = None
+
+    @property
+    def experts(self) -> int:
+        """Number of experts that are ranked."""
+        return self.scores.outputs - (self.sinks or 0)
 
     @property
     def ranks_by_logits(self) -> bool:
@@ -96,12 +109,17 @@ class Router:
         yield from self.scores.contracts(layer, "ffn.router")
         for name, use in ((self.correction, "correction"), (self.expert_scale, "expert_scale")):
             if name is not None:
-                yield OperandContract(name, (self.scores.outputs,), layer, f"ffn.router.{use}")
+                yield OperandContract(name, (self.experts,), layer, f"ffn.router.{use}")
+        if self.global_scale is not None:
+            yield OperandContract(self.global_scale, (1,), layer, "ffn.router.global_scale")
 
     def defects(self, experts: int, hidden: int, where: str) -> Iterator[Defect]:
         """Yield the contradictions among its numbers."""
-        yield from self.scores.defects(experts, hidden, where, "router")
-        yield from at_least_1(where, ("chosen experts", self.top))
+        yield from self.scores.defects(experts + (self.sinks or 0), hidden, where, "router")
+        yield from at_least_1(where, ("chosen experts", self.top), ("sinks", self.sinks))
+        shares = self.score == "sigmoid" and self.renormalise and self.renormalise_eps == 0.0
+        if self.sinks is not None and not shares:
+            yield Defect(where, "sinks belong to sigmoids that are renormalised without an eps")
         yield from above_0(where, ("route scale", self.scale), ("logit factor", self.factor))
         if self.norm is not None:
             yield from self.norm.defects(hidden, f"{where} router")
@@ -134,6 +152,8 @@ class Router:
             parts.append(f"in {self.groups.kept} of {self.groups.count} groups")
         if self.correction is not None:
             parts.append("correction")
+        if self.sinks is not None:
+            parts.append("with the shared")
         if self.scale != 1.0:
             parts.append(f"scale {self.scale:.9g}")
         return " ".join(parts)
@@ -242,7 +262,8 @@ class RoutedFfn:
 
     Terms are added in the order of the selection, the shared experts' last. ``norm`` is of what the
     chosen experts read, ``post_norm`` of what they give in sum; neither concerns the router or the
-    shared experts.
+    shared experts. ``weighted`` are shared experts of which each has a sink of the router, and is
+    multiplied by its weight.
     """
 
     op: ClassVar[str] = "routed_ffn"
@@ -254,6 +275,7 @@ class RoutedFfn:
     reduction: Literal["weighted_sum"] = "weighted_sum"
     norm: Norm | None = None
     post_norm: Norm | None = None
+    weighted: tuple[DenseFfn, ...] | None = None
 
     def contracts(self, layer: int) -> Iterator[OperandContract]:
         """Yield the operands that it reads, in the order in which they are used."""
@@ -272,11 +294,18 @@ class RoutedFfn:
                 yield OperandContract(contract.name, contract.shape, layer, use)
             if self.shared.gate is not None:
                 yield from self.shared.gate.contracts(layer, "ffn.shared.gate_of_all")
+        for number, ffn in enumerate(self.weighted or ()):
+            for contract in ffn.contracts(layer):
+                use = contract.use.replace("ffn.", f"ffn.shared.{number}.", 1)
+                yield OperandContract(contract.name, contract.shape, layer, use)
 
     def defects(self, hidden: int, where: str) -> Iterator[Defect]:
         """Yield the contradictions among its numbers, for a carrier of ``hidden``."""
         yield from self.bank.defects(hidden, where)
         yield from self.router.defects(self.bank.experts, hidden, where)
+        for number, ffn in enumerate(self.weighted or ()):
+            yield from ffn.defects(hidden, f"{where} shared {number}")
+        yield from equal(where, "weighted", len(self.weighted or ()), self.router.sinks or 0)
         norms = [self.norm, self.post_norm]
         if self.shared is not None:
             norms += [self.shared.norm, self.shared.post_norm]
@@ -304,10 +333,14 @@ class RoutedFfn:
         if self.shared is not None:
             gate = "gated " if self.shared.gate is not None else ""
             parts.append(f"{gate}shared {self.shared.ffn.up.outputs} wide")
+        if self.weighted:
+            parts.append(f"{len(self.weighted)} shared {self.weighted[0].up.outputs} wide")
         return ", ".join(parts)
 
     def brief(self) -> str:
         """Return what tells layers apart, in fewer words."""
         shared = "" if self.shared is None else f" + shared {self.shared.ffn.up.outputs}"
+        if self.weighted:
+            shared += f" + {len(self.weighted)} × {self.weighted[0].up.outputs}"
         bank = self.bank
         return f"{self.router.top} of {bank.experts} {bank.activation} {bank.width}{shared}"

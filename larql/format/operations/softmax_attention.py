@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from larql.format.operations.contract import Defect, OperandContract, Site, above_0, at_least_1
+from larql.format.operations.convolution import Convolution
+from larql.format.operations.distance import DistanceBias, PositionScale
 from larql.format.operations.linear import Linear, Norm
 from larql.format.operations.rope import Rope
 from larql.format.operations.states import KvRows, StateSpec
@@ -52,6 +54,12 @@ class SoftmaxAttention:
     gate : Linear or None
         Projection of the same input, as wide as all heads' values, neither normed nor rotated;
         the mixed values are multiplied by its sigmoid before ``o``.
+    k_conv, v_conv : Convolution or None
+        Of the projections to keys and values, before all else.
+    distance : DistanceBias or None
+        Added to the scaled products, before the softcap.
+    position_scale : PositionScale or None
+        Factor of the queries, after rope, and of the distance bias.
     """
 
     op: ClassVar[str] = "softmax_attention"
@@ -76,6 +84,10 @@ class SoftmaxAttention:
     rope: Rope | None = None
     sinks: str | None = None
     gate: Linear | None = None
+    k_conv: Convolution | None = None
+    v_conv: Convolution | None = None
+    distance: DistanceBias | None = None
+    position_scale: PositionScale | None = None
 
     def contracts(self, layer: int) -> Iterator[OperandContract]:
         """Yield the operands that it reads, in the order in which they are used."""
@@ -83,12 +95,17 @@ class SoftmaxAttention:
         for part, linear in (("k", self.k), ("v", self.v)):
             if linear is not None:
                 yield from linear.contracts(layer, f"attention.{part}")
+        for part, conv in (("k", self.k_conv), ("v", self.v_conv)):
+            if conv is not None:
+                yield from conv.contracts(layer, f"attention.{part}_conv")
         norms = (("q", self.q_norm), ("k", self.k_norm), ("v", self.v_norm))
         for part, norm in norms:
             if norm is not None:
                 yield from norm.contracts(layer, f"attention.{part}_norm")
         if self.rope is not None:
             yield from self.rope.contracts(layer, "attention.rope")
+        if self.distance is not None:
+            yield from self.distance.contracts(layer)
         if self.sinks is not None:
             yield OperandContract(self.sinks, (self.heads,), layer, "attention.sinks")
         if self.gate is not None:
@@ -119,25 +136,36 @@ class SoftmaxAttention:
             yield from self.v_norm.defects(self.value_dim, f"{where} v")
         if self.rope is not None:
             yield from self.rope.defects(self.key_dim, where)
+        if self.distance is not None:
+            yield from self.distance.defects(self.heads, hidden, where)
+        if self.position_scale is not None:
+            yield from self.position_scale.defects(where)
         if self.gate is not None:
             yield from self.gate.defects(self.heads * self.value_dim, hidden, where, "gate")
 
     def _projection_defects(self, hidden: int, where: str) -> Iterator[Defect]:
         if self.shared is not None:
-            own = (self.k, self.v, self.k_norm, self.v_norm)
+            own = (self.k, self.v, self.k_norm, self.v_norm, self.k_conv, self.v_conv)
             if any(part is not None for part in own):
                 yield Defect(
                     where,
-                    f"shares the keys and values of layer {self.shared}, but has a projection or "
-                    f"norm of its own for them",
+                    f"shares the keys and values of layer {self.shared}, but has a projection, "
+                    f"norm or convolution of its own for them",
                 )
             return
         if self.k is None:
             yield Defect(where, "has no k, and shares the keys of no layer")
             return
-        yield from self.k.defects(self.kv_heads * self.key_dim, hidden, where, "k")
+        keys, values = self.kv_heads * self.key_dim, self.kv_heads * self.value_dim
+        yield from self.k.defects(keys, hidden, where, "k")
+        if self.k_conv is not None:
+            yield from self.k_conv.defects(keys, where, "k convolution")
+        if self.v_conv is not None:
+            yield from self.v_conv.defects(values, where, "v convolution")
+            if self.v is None:
+                yield Defect(where, "convolves values that it has no projection for")
         if self.v is not None:
-            yield from self.v.defects(self.kv_heads * self.value_dim, hidden, where, "v")
+            yield from self.v.defects(values, hidden, where, "v")
         elif self.value_dim != self.key_dim:
             yield Defect(
                 where, f"values are keys, but are {self.value_dim} wide and not {self.key_dim}"
@@ -145,7 +173,11 @@ class SoftmaxAttention:
 
     def state(self, layer: int) -> tuple[StateSpec, ...]:
         """Return what it keeps between positions as part of a layer."""
-        return () if self.shared is not None else (self.rows(layer),)
+        if self.shared is not None:
+            return ()
+        convs = (self.k_conv, self.v_conv)
+        kept = (conv.state(layer, self.site) for conv in convs if conv is not None)
+        return (self.rows(layer), *kept)
 
     def rows(self, layer: int) -> KvRows:
         """Return the keys and values that it attends to, kept by ``layer``."""
@@ -182,6 +214,16 @@ class SoftmaxAttention:
             parts.append("sinks")
         if self.gate is not None:
             parts.append("gated output")
+        for part, conv in (("k", self.k_conv), ("v", self.v_conv)):
+            if conv is not None:
+                parts.append(f"{part} convolution {conv.taps}")
+        if self.distance is not None:
+            parts.append(f"{self.distance.count} profiles of {self.distance.extent} distances")
+        if self.position_scale is not None:
+            parts.append(
+                f"scaled from position {self.position_scale.floor} by "
+                f"{self.position_scale.rate:.9g} ln"
+            )
         return ", ".join(parts)
 
     def brief(self) -> str:

@@ -25,27 +25,10 @@ from larql.format.graph import (
 from larql.format.rows import RowSelection
 from larql.format.source.checkpoint import SourceTensor
 from larql.format.source.config import ConfigReader
+from larql.format.source.names import Naming
 from larql.format.source.pieces import BankBinding
 
-__all__ = ["Binding", "Builder", "Family", "HeadGeometry", "Naming", "Part"]
-
-
-@dataclass(frozen=True)
-class Naming:
-    """How a checkpoint names the parts of a decoder.
-
-    Attributes
-    ----------
-    parts : mapping
-        Part to template; ``{i}`` is the layer number. The suffix ``.weight`` or ``.bias`` is
-        added by whoever asks.
-    """
-
-    parts: Mapping[str, str]
-
-    def tensor(self, part: str, layer: int | None, suffix: str) -> str:
-        """Return the checkpoint's name of a part's tensor."""
-        return f"{self.parts[part].format(i=layer)}{suffix}"
+__all__ = ["Binding", "Builder", "Family", "HeadGeometry", "Part"]
 
 
 @dataclass(frozen=True)
@@ -258,6 +241,7 @@ class Builder:
         *,
         bias: bool = False,
         rows: Part | None = None,
+        residual: bool = False,
     ) -> Convolution:
         """Describe a depthwise convolution, whose weight is stored as ``[channels, 1, taps]``."""
         kind = f"layer.{layer:03d}"
@@ -273,7 +257,7 @@ class Builder:
         if bias:
             name = self.naming.tensor(part, layer, ".bias")
             shift = self.bind(kind, f"{part}.bias", name, (channels,), part=rows)
-        return Convolution(weight, channels, taps, activation, shift)
+        return Convolution(weight, channels, taps, activation, shift, residual)
 
     def beside(self, component: str, naming: Naming) -> Builder:
         """Return a builder of another component, which adds to what this one has collected."""
@@ -445,6 +429,7 @@ class Builder:
         tied: bool | None,
         multiplier: float = 1.0,
         softcap: float | None = None,
+        vocab: int | None = None,
     ) -> Head:
         """Describe the output head, resolving whether it is the embedding.
 
@@ -452,6 +437,9 @@ class Builder:
         ----------
         tied : bool or None
             What the configuration states; None: tied if and only if no head is stored.
+        vocab : int or None
+            Number of logits where the embedding has more rows. A head of its own has so many rows,
+            or as many as the embedding.
 
         Raises
         ------
@@ -480,14 +468,17 @@ class Builder:
                     f"warning: the head is declared tied, but {name} differs from the embedding; "
                     f"the stored head is used"
                 )
+        vocab, rows = vocab or embed.vocab, embed.vocab
         if not tied:
-            weight = self.bind("output_head", "weight", name, (embed.vocab, embed.width))
+            rows = vocab if self.shape(name) == (vocab, embed.width) else rows
+            weight = self.bind("output_head", "weight", name, (rows, embed.width))
         return Head(
             norm=norm,
             weight=weight,
-            vocab=embed.vocab,
+            vocab=vocab,
             width=embed.width,
             tied=tied,
             multiplier=multiplier,
             softcap=softcap,
+            rows=rows if rows > vocab else None,
         )

@@ -30,7 +30,8 @@ __all__ = ["Compiled", "Judging", "compile_checkpoint"]
 
 _GGUF_BOOKKEEPING = ("general.", "tokenizer.", "quantize.", "split.", "imatrix.", "mradermacher.")
 _DERIVED_BUFFERS = re.compile(r"(^|\.)rotary_emb\.inv_freq$|(^|\.)masked_bias$")
-_VISION_KEYS = (
+# Of models that also see, hear or draft, around the configuration of the text model.
+_OUTER_KEYS = (
     "vision_config",
     "mm_tokens_per_image",
     "image_token_index",
@@ -47,12 +48,17 @@ _VISION_KEYS = (
     "eoa_token_index",
     "vision_start_token_id",
     "vision_end_token_id",
+    "image_bos_token_id",
+    "audio_bos_token_id",
+    "mtp_config",
 )
-_VISION_TENSORS = (
+_OUTER_TENSORS = (
     "vision_tower.",
     "multi_modal_projector.",
     "model.vision_tower.",
     "model.multi_modal_projector.",
+    "model.audio.",
+    "model.audio_tower.",
     "visual.",
     "model.visual.",
 )
@@ -174,7 +180,7 @@ def _compile_hugging_face(checkpoint: Checkpoint, judging: Judging) -> Compiled:
     )
     inner = root.child("text_config")
     if inner is not None:
-        root.irrelevant(*_VISION_KEYS)
+        root.irrelevant(*_OUTER_KEYS)
         for key in (
             "architectures",
             "model_type",
@@ -206,7 +212,7 @@ def _compile_hugging_face(checkpoint: Checkpoint, judging: Judging) -> Compiled:
     builder.leave((n for n in checkpoint.tensors if _DERIVED_BUFFERS.search(n)), "a derived buffer")
     if inner is not None:
         builder.leave(
-            (n for n in checkpoint.tensors if n.startswith(_VISION_TENSORS)), "not the text model"
+            (n for n in checkpoint.tensors if n.startswith(_OUTER_TENSORS)), "not the text model"
         )
     nested = checkpoint.config.get("text_config")
     generation = checkpoint.side_files.get("generation_config.json")
@@ -346,9 +352,9 @@ def _finish(
             raise CompileError(f"{reader.where}: {defects[0].line()}")
     edges = () if draft is None else (Edge(component.id, "final_norm", draft.id),)
     notes = list(builder.notes)
-    vision = sum(1 for why in builder.left.values() if why == "not the text model")
-    if vision:
-        notes.append(f"{vision} tensors outside the text model were left behind")
+    outer = sum(1 for why in builder.left.values() if why == "not the text model")
+    if outer:
+        notes.append(f"{outer} tensors outside the text model were left behind")
     return Compiled(
         family=family.name,
         model=model,

@@ -80,9 +80,15 @@ def gated_experts(b: Builder, e: Experts, activation: Activation) -> ExpertBank:
 
 
 def fused_experts(
-    b: Builder, e: Experts, activation: Activation, gate_up: str, down: str
+    b: Builder,
+    e: Experts,
+    activation: Activation,
+    gate_up: str,
+    down: str,
+    *,
+    rows: Literal["contiguous_halves", "interleaved"] = "contiguous_halves",
 ) -> ExpertBank:
-    """Describe a bank of two packed tensors of any name, gate rows before up rows."""
+    """Describe a bank of two packed tensors of any name, whose gate and up lie as ``rows`` says."""
     shape = (e.count, 2 * e.width, e.hidden)
     return ExpertBank(
         programme="gated-mlp-v1",
@@ -91,7 +97,7 @@ def fused_experts(
         width=e.width,
         activation=activation,
         gate_up=_packed(b, e, Role.GATE_UP_FUSED, 0, "gate_up", gate_up, shape),
-        fused_rows="contiguous_halves",
+        fused_rows=rows,
         down=_packed(b, e, Role.DOWN, 1, "down", down, (e.count, e.hidden, e.width)),
     )
 

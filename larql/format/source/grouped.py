@@ -8,9 +8,10 @@ from dataclasses import dataclass
 from larql.format.graph import Activation, ExpertGroups, RoutedFfn, SharedExperts
 from larql.format.source import routed
 from larql.format.source.builder import Builder
+from larql.format.source.config import ConfigReader
 from larql.format.source.experts import Experts, gated_experts, shared_ffn
 
-__all__ = ["GROUPED_PARTS", "Grouped", "grouped_ffn", "leave_drafts"]
+__all__ = ["GROUPED_PARTS", "Grouped", "expert_groups", "grouped_ffn", "leave_drafts"]
 
 GROUPED_PARTS = {
     "ffn.router": "mlp.gate",
@@ -20,6 +21,8 @@ GROUPED_PARTS = {
 }
 """Names inside a layer of routers and shared experts."""
 
+_TOP = ("num_experts_per_tok", "num_experts_per_token")
+_GROUPS = ("n_group", "num_expert_group")
 _LEAST_SUM = 1e-20  # added to the sum of weights before they are divided by it
 _LAYER = re.compile(r"model\.layers\.([0-9]{1,6})\.")
 
@@ -32,10 +35,44 @@ class Grouped:
     width: int
     top: int
     shared: int
-    groups: int
-    kept: int
+    groups: ExpertGroups | None
     scale: float
     renormalise: bool
+
+
+def expert_groups(
+    config: ConfigReader, experts: int, top: int, groups: int, kept: int
+) -> ExpertGroups | None:
+    """Judge the groups that experts are chosen from; None where all are in one.
+
+    Raises
+    ------
+    CompileError
+        Naming the key, if there are not as many groups or experts as are to be chosen, or if groups
+        have too few experts for the two best scores that rank them.
+    """
+    if top > experts:
+        raise config.failure(_stated(config, _TOP), f"is {top}, of {experts} experts")
+    if groups == 1:
+        return None
+    if experts % groups or experts < 2 * groups:
+        raise config.failure(
+            _stated(config, _GROUPS),
+            f"is {groups}, but {experts} experts do not make so many equal groups of at least 2",
+        )
+    if kept > groups:
+        raise config.failure("topk_group", f"is {kept}, of {groups} groups")
+    within = experts // groups * kept
+    if top > within:
+        raise config.failure(
+            _stated(config, _TOP), f"is {top}, of {within} experts in the {kept} groups kept"
+        )
+    return ExpertGroups(groups, kept, "top2_sum")
+
+
+def _stated(config: ConfigReader, keys: tuple[str, ...]) -> str:
+    """Return the name by which a number goes that has several."""
+    return next((key for key in keys if config.has(key)), keys[0])
 
 
 def grouped_ffn(
@@ -62,7 +99,6 @@ def grouped_ffn(
     CompileError
         If a tensor is missing or has another shape.
     """
-    groups = None if n.groups == 1 else ExpertGroups(n.groups, n.kept, "top2_sum")
     shared = None
     if n.shared:
         ffn = shared_ffn(b, layer, hidden, n.shared * n.width, activation)
@@ -80,7 +116,7 @@ def grouped_ffn(
             renormalise=n.renormalise,
             renormalise_eps=_LEAST_SUM if n.renormalise else 0.0,
             correction=f"{place}.gate.e_score_correction_bias",
-            groups=groups,
+            groups=n.groups,
             scale=n.scale,
         ),
         gated_experts(b, experts, activation),

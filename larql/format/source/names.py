@@ -3,10 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 
-from larql.format.source.builder import Naming
+__all__ = ["GGUF_NAMING", "Naming", "hugging_face_naming"]
 
-__all__ = ["GGUF_NAMING", "hugging_face_naming"]
+
+@dataclass(frozen=True)
+class Naming:
+    """How a checkpoint names the parts of a decoder.
+
+    Attributes
+    ----------
+    parts : mapping
+        Part to template; ``{i}`` is the layer number. The suffix ``.weight`` or ``.bias`` is
+        added by whoever asks.
+    """
+
+    parts: Mapping[str, str]
+
+    def tensor(self, part: str, layer: int | None, suffix: str) -> str:
+        """Return the checkpoint's name of a part's tensor."""
+        return f"{self.parts[part].format(i=layer)}{suffix}"
 
 
 def hugging_face_naming(prefix: str, head: str, parts: Mapping[str, str]) -> Naming:

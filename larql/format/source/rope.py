@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 from larql.errors import CompileError
@@ -18,16 +18,65 @@ _NONE: Mapping[str, str] = {}
 
 @dataclass(frozen=True)
 class RopeSettings:
-    """Base of the rotary frequencies, how they are stretched, and the share of dims that turn."""
+    """Base of the rotary frequencies, how they are stretched, and the share of dims that turn.
+
+    Attributes
+    ----------
+    theta : float
+    scaling : RopeScaling or None
+    share : float
+    places : tuple of ConfigReader
+        Where the settings may stand, for error texts; the first one is around the others.
+    widths : tuple of str
+        Keys that state how wide heads are; the last is there where the others are not.
+    """
 
     theta: float
     scaling: RopeScaling | None
+    places: tuple[ConfigReader, ...] = field(repr=False, compare=False)
     share: float = 1.0
+    widths: tuple[str, ...] = ("head_dim", "num_attention_heads")
 
-    def rope(self, head_dim: int, layout: Literal["half", "adjacent"] = "half") -> Rope:
-        """Return the rope of heads of ``head_dim``, of which the leading share turns."""
-        dims = int(head_dim * self.share)
+    def rope(
+        self, width: int, layout: Literal["half", "adjacent"] = "half", key: str | None = None
+    ) -> Rope:
+        """Return the rope of heads of a width, of which the leading share turns.
+
+        Parameters
+        ----------
+        width : int
+        layout : {"half", "adjacent"}
+        key : str or None
+            The key that states the width, where it is none of ``widths``.
+
+        Raises
+        ------
+        CompileError
+            If no whole pairs turn, or not as many as are stretched by numbers of their own.
+        """
+        dims = int(width * self.share)
+        if dims % 2 or dims == 0:
+            widths = self.widths if key is None else (key,)
+            raise self._failure(
+                widths if self.share == 1.0 else ("partial_rotary_factor", *widths),
+                f"leaves {dims} of a head's {width} numbers to turn, expected an even count",
+            )
+        if self.scaling is not None:
+            lists = (self.scaling.divisors, self.scaling.long_divisors)
+            for name, found in zip(("short_factor", "long_factor"), lists, strict=True):
+                if found is not None and len(found) != dims // 2:
+                    raise self._failure(
+                        (name,), f"has {len(found)} entries, expected {dims // 2}, one for a pair"
+                    )
         return Rope(layout=layout, dims=dims, theta=self.theta, scaling=self.scaling)
+
+    def _failure(self, keys: tuple[str, ...], problem: str) -> CompileError:
+        """Return the error for the first of some keys that is stated, or the last of them."""
+        for key in keys:
+            for place in self.places:
+                if place.has(key):
+                    return place.failure(key, problem)
+        return self.places[0].failure(keys[-1], problem)
 
 
 def hugging_face_rope(
@@ -70,17 +119,23 @@ def hugging_face_rope(
         scaling = inner_scaling
     if share is None:
         share = 1.0 if default_share is None else default_share
-    return RopeSettings(default_theta if theta is None else theta, scaling, share)
+    places = tuple(_places(config).values())
+    return RopeSettings(default_theta if theta is None else theta, scaling, places, share)
+
+
+def _places(config: ConfigReader) -> dict[str, ConfigReader]:
+    """Return where rotary settings may stand, by what goes before a key there."""
+    inner = {f"{name}.": config.child(name) for name in ("rope_parameters", "rope_scaling")}
+    return {"": config, **{name: reader for name, reader in inner.items() if reader is not None}}
 
 
 def _stated_once(config: ConfigReader, key: str) -> float | None:
     """Take a number wherever it stands: outside, or in either object of rotary settings."""
     found: dict[str, float] = {}
-    for prefix in ("", "rope_parameters", "rope_scaling"):
-        reader = config.child(prefix) if prefix else config
-        value = None if reader is None else reader.optional_number(key)
+    for prefix, reader in _places(config).items():
+        value = reader.optional_number(key)
         if value is not None:
-            found[f"{prefix}.{key}" if prefix else key] = value
+            found[f"{prefix}{key}"] = value
     for place, value in found.items():
         first, stated = next(iter(found.items()))
         if value != stated:
@@ -99,11 +154,10 @@ def hugging_face_rope_by_layer_type(
     for layer_type in layer_types:
         reader = parameters.child(layer_type)
         if reader is None:
-            raise CompileError(
-                f"{config.where}: `rope_parameters` says nothing of layer type {layer_type!r}"
-            )
+            raise config.failure("rope_parameters", f"says nothing of layer type {layer_type!r}")
         scaling = hugging_face_scaling(reader, config)
-        settings[layer_type] = RopeSettings(reader.number("rope_theta"), scaling)
+        theta = reader.number("rope_theta")
+        settings[layer_type] = RopeSettings(theta, scaling, (config, reader))
     return settings
 
 
@@ -119,4 +173,9 @@ def gguf_rope(config: ConfigReader, default_theta: float) -> RopeSettings:
     CompileError
         If the scaling type is unknown.
     """
-    return RopeSettings(config.number("rope.freq_base", default_theta), gguf_scaling(config))
+    return RopeSettings(
+        config.number("rope.freq_base", default_theta),
+        gguf_scaling(config),
+        (config,),
+        widths=("rope.dimension_count", "attention.key_length", "attention.head_count"),
+    )

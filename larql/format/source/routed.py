@@ -21,7 +21,6 @@ __all__ = [
     "Basics",
     "decoder",
     "expert_count",
-    "grouped",
     "layer_list",
     "router",
     "router_keys",
@@ -80,23 +79,6 @@ def top_of(config: ConfigReader, experts: int, default: int) -> int:
     if top > experts:
         raise config.failure("num_experts_per_tok", f"is {top}, of {experts} experts")
     return top
-
-
-def grouped(config: ConfigReader, experts: int) -> ExpertGroups | None:
-    """Take the groups of experts, scored by their two best; None where all are in one.
-
-    Raises
-    ------
-    CompileError
-        If the experts do not make equal groups.
-    """
-    count = config.count("n_group", 1)
-    kept = config.count("topk_group", 1)
-    if count == 1:
-        return None
-    if experts % count or kept > count:
-        raise config.failure("n_group", f"is {count} with {kept} kept, of {experts} experts")
-    return ExpertGroups(count, kept, "top2_sum")
 
 
 def router(

@@ -13,7 +13,13 @@ from decimal import Context, Decimal
 from larql.format.graph import RopeScaling
 from larql.format.source.config import ConfigReader
 
-__all__ = ["gguf_scaling", "hugging_face_scaling", "linear_scaling", "yarn_magnitude"]
+__all__ = [
+    "gguf_scaling",
+    "hugging_face_scaling",
+    "linear_scaling",
+    "rope_type",
+    "yarn_magnitude",
+]
 
 _NONE: Mapping[str, str] = {}
 _BETA_FAST, _BETA_SLOW = 32.0, 1.0
@@ -23,6 +29,22 @@ _KNOWN = "default, linear, llama3, yarn, longrope"
 def linear_scaling(factor: float) -> RopeScaling | None:
     """Return the division of all frequencies by a number; by 1 it is none."""
     return None if factor == 1.0 else RopeScaling(kind="linear", factor=factor)
+
+
+def rope_type(reader: ConfigReader) -> str:
+    """Take the type of rotary settings, which goes by two names.
+
+    Raises
+    ------
+    CompileError
+        If they contradict each other.
+    """
+    first = reader.text("rope_type") if reader.has("rope_type") else None
+    second = reader.text("type") if reader.has("type") else None
+    reader.irrelevant("rope_type", "type")
+    if first is not None and second is not None and first != second:
+        raise reader.contradiction("rope_type", "type", first, second)
+    return first or second or "default"
 
 
 def hugging_face_scaling(
@@ -51,12 +73,7 @@ def hugging_face_scaling(
     """
     if reader is None:
         return None
-    first = reader.text("rope_type") if reader.has("rope_type") else None
-    second = reader.text("type") if reader.has("type") else None
-    reader.irrelevant("rope_type", "type")
-    if first is not None and second is not None and first != second:
-        raise reader.contradiction("rope_type", "type", first, second)
-    stated = first or second or "default"
+    stated = rope_type(reader)
     kind = aliases.get(stated, stated)
     if not reader.judged("partial_rotary_factor"):
         reader.neutral("partial_rotary_factor", 1.0)
@@ -76,7 +93,7 @@ def hugging_face_scaling(
         return _yarn(reader, config)
     if kind == "longrope":
         return _longrope(reader, config)
-    key = "rope_type" if first is not None else "type"
+    key = "rope_type" if reader.has("rope_type") else "type"
     if kind == "dynamic":
         raise reader.failure(
             key,

@@ -131,7 +131,7 @@ class Backend(ABC):
         carrier : float32 ``[T, hidden]``
             Positions ``start .. start + T``. The array may be changed and returned.
         regions : sequence of Region
-            The block's continuation state, as its mixer's ``state`` lists it; the positions are
+            The block's continuation state, as its ``state`` lists it; the positions are
             added to it.
         start : int
             Absolute position of the first row.
@@ -156,6 +156,7 @@ class Backend(ABC):
         queries: npt.NDArray[np.float32],
         region: KvRegion,
         start: int,
+        mixes: npt.NDArray[np.float32] | None = None,
     ) -> list[npt.NDArray[np.float64]]:
         """Return the softmax weights of positions ``start, start + 1, …``, the last ones written.
 
@@ -167,6 +168,8 @@ class Backend(ABC):
         region : KvRegion
             The block's state, in which the positions' rows are stored.
         start : int
+        mixes : float32 ``[T, heads, profiles]`` or None
+            From the block's taps, where the mixer has a distance bias.
 
         Returns
         -------

@@ -26,10 +26,13 @@ def attention_weights(
     region: KvRegion,
     start: int,
     sinks: npt.NDArray[np.float32] | None,
+    near: tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]] | None = None,
 ) -> list[Float64]:
     """Return the weights of positions ``start, start + 1, …``, float64 ``[heads, n]`` each.
 
-    With ``sinks`` (``[heads]``) the weights of a position add up to less than 1.
+    With ``sinks`` (``[heads]``) the weights of a position add up to less than 1. ``near`` is how
+    heads mix the profiles of a distance bias, ``[T, heads, profiles]``, and these, ``[profiles,
+    extent]``.
     """
     group = mixer.heads // mixer.kv_heads
     found = []
@@ -39,6 +42,11 @@ def attention_weights(
         keys = region.key_rows(np.arange(first, position + 1)).astype(np.float64)
         by_head = np.repeat(keys.transpose(1, 0, 2), group, axis=0)
         scores = tree_sum(by_head * query[:, None, :]) * mixer.scale
+        if near is not None:
+            mixes, profiles = (part.astype(np.float64) for part in near)
+            seen = min(len(keys), profiles.shape[1])
+            added = tree_sum(mixes[t][:, None, :] * profiles.T[None, :seen])
+            scores[:, len(keys) - seen :] += added[:, ::-1]
         if mixer.softcap is not None:
             scores = mixer.softcap * _tanh(scores / mixer.softcap)
         top = scores.max(axis=1, keepdims=True)

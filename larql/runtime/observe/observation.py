@@ -203,10 +203,12 @@ class Observation:
                     events[t][w].append(HeadNorms(start + t, w, numbers(row)))
             mixer = block.mixer
             if kept.queries is not None and isinstance(mixer, SoftmaxAttention | LatentAttention):
-                (region,) = state.at(kept_by(block, layer), block.site)
+                region = state.at(kept_by(block, layer), block.site)[0]
                 keys = region.kept if isinstance(region, LatentRegion) else region
                 assert isinstance(keys, KvRegion)
-                found = self._backend.attention_pattern(mixer, kept.queries, keys, start)
+                found = self._backend.attention_pattern(
+                    mixer, kept.queries, keys, start, kept.mixes
+                )
                 for t, weights in enumerate(found):
                     first = start + t + 1 - weights.shape[1]
                     rows = tuple(map(numbers, weights.tolist()))

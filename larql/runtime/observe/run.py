@@ -119,7 +119,7 @@ def observe(
     if not extent.tokens:
         raise UsageError("tokens: expected at least one, found none")
     header = header_of(run, extent, declaration, run_id, context)
-    check_tokens(extent.tokens, run.prepared.plan.component.vocab_size)
+    check_tokens(extent.tokens, run.prepared.plan.component.embed.vocab)
     tee = _Tee()
     observation = Observation(run.prepared, declaration, tee)
     session = Session(run.prepared, context, run.options.chunk, observation)

@@ -1,4 +1,4 @@
-"""Mistral: a window shorter than the prompt, a head width that is not hidden / heads."""
+"""Mistral: a window shorter than the prompt, on all layers or some; heads of an odd width."""
 
 from __future__ import annotations
 
@@ -34,6 +34,17 @@ RECIPES = (
                 "attention_factor": 1.25,
             },
         },
+    ),
+    Recipe(
+        "mistral-mixed",
+        {
+            **_BASE,
+            "head_dim": 12,
+            "sliding_window": 7,
+            "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+            "rope_parameters": {"rope_type": "default", "rope_theta": 300.0},
+        },
+        dtype="bfloat16",
     ),
     Recipe(
         "mistral-yarn",

@@ -40,6 +40,12 @@ def selecting(layer: MoeLayer, selection: TopK | GroupedTopK) -> MoeLayer:
     return dataclasses.replace(layer, router=dataclasses.replace(layer.router, selection=selection))
 
 
+def with_dense_sinks(count: int) -> MoeLayer:
+    """Give the layer with a sink shared experts of the graph in place of its bank."""
+    router = dataclasses.replace(SINK.router, dense_sinks=count)
+    return dataclasses.replace(SINK, router=router, shared_bank=None)
+
+
 def test_sound_manifests_have_none() -> None:
     assert manifest_defects(ALL) == ()
     assert manifest_defects(Manifest(())) == ()
@@ -68,6 +74,12 @@ def test_a_shared_bank_needs_no_sink() -> None:
             [("top_k_above_population", 2, "routed")],
         ),
         (dataclasses.replace(SINK, shared_bank=None), [("sink_without_shared_bank", 3, None)]),
+        (
+            dataclasses.replace(SINK, shared_bank=None, combine="replace"),
+            [("sink_without_shared_bank", 3, None)],
+        ),
+        (with_dense_sinks(0), [("sink_without_shared_bank", 3, None)]),
+        (with_dense_sinks(2), []),
         (routed(OWN_INPUT, storage=""), [("empty_storage", 0, "routed")]),
         (routed(OWN_INPUT, storage=" "), [("empty_storage", 0, "routed")]),
         (routed(OWN_INPUT, storage="z"), [("unknown_storage", 0, "routed")]),

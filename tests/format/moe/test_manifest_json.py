@@ -16,9 +16,9 @@ from tests.format.moe.manifests import ALL, DOCUMENT, SINK, STORAGES
 SMALL = Manifest((SINK,), STORAGES[4:])
 OPTIONAL = {
     "gate_bias", "correction_bias", "quantile_balance", "route_scale", "global_scale",
-    "expert_scale", "shared_sink", "input", "source", "eps", "scale", "factor", "transforms",
-    "shared_bank", "reduction", "routed_output_norm", "combine", "input_space", "fused_rows",
-    "group_width", "storages",
+    "expert_scale", "shared_sink", "dense_sinks", "input", "source", "eps", "scale", "factor",
+    "transforms", "shared_bank", "reduction", "routed_output_norm", "combine", "input_space",
+    "fused_rows", "group_width", "storages",
 }  # fmt: skip
 
 

@@ -12,6 +12,7 @@ from larql.format.source.families import (
     gpt_oss,
     granite,
     granitemoehybrid,
+    inkling,
     kimi_linear,
     lfm2,
     llama,
@@ -57,4 +58,5 @@ FAMILIES: tuple[Family, ...] = (
     mixtral.FAMILY,
     qwen3_moe.FAMILY,
     kimi_linear.FAMILY,
+    inkling.FAMILY,
 )

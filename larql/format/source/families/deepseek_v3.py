@@ -15,6 +15,7 @@ from larql.format.source.config import ConfigReader
 from larql.format.source.grouped import (
     GROUPED_PARTS,
     Grouped,
+    expert_groups,
     grouped_ffn,
     leave_drafts,
 )
@@ -62,19 +63,20 @@ def _hugging_face(b: Builder) -> Component:
     leave_drafts(b, n.layers)
     settings = hugging_face_rope(config, 10000.0)
     adjacent = config.flag("rope_interleave", True)
-    rope = settings.rope(geometry.rope_dim, "adjacent" if adjacent else "half")
+    rope = settings.rope(geometry.rope_dim, "adjacent" if adjacent else "half", "qk_rope_head_dim")
     scale = _stretched(config) / math.sqrt(width)
     bias = config.flag("attention_bias", False)
     ffn = config.count("intermediate_size", 18432)
     act = activation(config, "hidden_act", "silu")
     dense = config.count("first_k_dense_replace", 3, least=0)
+    count, top = config.count("n_routed_experts", 256), config.count("num_experts_per_tok", 8)
+    groups, kept = config.count("n_group", 8), config.count("topk_group", 4)
     experts = Grouped(
-        count=config.count("n_routed_experts", 256),
+        count=count,
         width=config.count("moe_intermediate_size", 2048),
-        top=config.count("num_experts_per_tok", 8),
+        top=top,
         shared=config.count("n_shared_experts", 1, least=0),
-        groups=config.count("n_group", 8),
-        kept=config.count("topk_group", 4),
+        groups=expert_groups(config, count, top, groups, kept),
         scale=config.number("routed_scaling_factor", 2.5),
         renormalise=config.flag("norm_topk_prob", True),
     )

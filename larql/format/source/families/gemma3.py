@@ -7,10 +7,10 @@ layers turn by a base of their own, and a linear scaling holds for the full laye
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from larql.errors import CompileError
-from larql.format.graph import Activation, Block, Component, Layer, Norm, Rope
+from larql.format.graph import Activation, Block, Component, Layer, Norm
 from larql.format.source.builder import Builder, Family, HeadGeometry
 from larql.format.source.config import ConfigReader
 from larql.format.source.keys import activation, common_hugging_face_keys
@@ -114,7 +114,7 @@ def _hugging_face_ropes(config: ConfigReader) -> dict[str, RopeSettings]:
         return ropes
     return {
         _FULL: hugging_face_rope(config, _GLOBAL_THETA),
-        _SLIDING: RopeSettings(_LOCAL_THETA if local is None else local, None),
+        _SLIDING: RopeSettings(_LOCAL_THETA if local is None else local, None, (config,)),
     }
 
 
@@ -164,6 +164,7 @@ def _gguf(b: Builder) -> Component:
     # The file does not carry the query scale; only the 27B model's differs from its head width.
     scaled_by = hidden // heads if layers == _LAYERS_OF_27B else head_dim
     local = config.number("rope.freq_base_swa", _LOCAL_THETA)
+    full = gguf_rope(config, _GLOBAL_THETA)
     return _component(
         b,
         _Numbers(
@@ -177,7 +178,7 @@ def _gguf(b: Builder) -> Component:
             norm_offset=0.0,
             activation="gelu_tanh",
             window=config.count("attention.sliding_window"),
-            ropes={_FULL: gguf_rope(config, _GLOBAL_THETA), _SLIDING: RopeSettings(local, None)},
+            ropes={_FULL: full, _SLIDING: replace(full, theta=local, scaling=None)},
             attention_bias=None,
             logit_softcap=config.optional_number("final_logit_softcapping"),
             tied=None,
@@ -187,7 +188,6 @@ def _gguf(b: Builder) -> Component:
 
 def _layer(b: Builder, n: _Numbers, i: int) -> Layer:
     kind = n.layer_types[i]
-    rope = n.ropes[kind]
 
     def norm(part: str) -> Norm:
         return b.norm(part, i, n.hidden, n.eps, n.norm_offset)
@@ -204,12 +204,7 @@ def _layer(b: Builder, n: _Numbers, i: int) -> Layer:
                     n.geometry,
                     scale=n.scale,
                     bias=n.attention_bias,
-                    rope=Rope(
-                        layout="half",
-                        dims=n.geometry.head_dim,
-                        theta=rope.theta,
-                        scaling=rope.scaling,
-                    ),
+                    rope=n.ropes[kind].rope(n.geometry.head_dim),
                     qk_norm=(n.eps, n.norm_offset),
                     window=n.window if kind == _SLIDING else None,
                 ),

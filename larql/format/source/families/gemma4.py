@@ -28,12 +28,13 @@ from larql.format.graph import (
     SoftmaxAttention,
 )
 from larql.format.rows import RowSelection
-from larql.format.source.builder import Builder, Family, Naming, Part
+from larql.format.source.builder import Builder, Family, Part
 from larql.format.source.config import ConfigReader
 from larql.format.source.experts import Experts, gated_experts
 from larql.format.source.keys import activation, common_hugging_face_keys, layer_kinds
-from larql.format.source.names import hugging_face_naming
+from larql.format.source.names import Naming, hugging_face_naming
 from larql.format.source.rope import hugging_face_rope_by_layer_type
+from larql.format.source.stretching import rope_type
 
 __all__ = ["FAMILY"]
 
@@ -210,9 +211,9 @@ def _rope(config: ConfigReader, kind: str, dim: int) -> Rope:
     if stated is None:
         turning = int(_FULL_SHARE * dim // 2) if kind == _FULL else None
         return Rope(layout="half", dims=dim, theta=_THETA[kind], turning=turning)
-    if reader is None or reader.text("rope_type", "default") != "proportional":
+    if reader is None or rope_type(reader) != "proportional":
         settings = (hugging_face_rope_by_layer_type(config, (kind,)) or {})[kind]
-        return Rope(layout="half", dims=dim, theta=settings.theta, scaling=settings.scaling)
+        return settings.rope(dim)
     share = reader.number("partial_rotary_factor", 1.0)
     if share > 1.0:
         raise reader.failure("partial_rotary_factor", f"is {share!r}, expected at most 1")

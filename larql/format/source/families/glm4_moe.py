@@ -10,6 +10,7 @@ from larql.format.source.builder import Builder, Family
 from larql.format.source.grouped import (
     GROUPED_PARTS,
     Grouped,
+    expert_groups,
     grouped_ffn,
     leave_drafts,
 )
@@ -44,13 +45,14 @@ def _hugging_face(b: Builder) -> Component:
     ffn = config.count("intermediate_size", 10944)
     act = activation(config, "hidden_act", "silu")
     dense = config.count("first_k_dense_replace", 1, least=0)
+    count, top = config.count("n_routed_experts", 128), config.count("num_experts_per_tok", 8)
+    groups, kept = config.count("n_group", 1), config.count("topk_group", 1)
     experts = Grouped(
-        count=config.count("n_routed_experts", 128),
+        count=count,
         width=config.count("moe_intermediate_size", 1408),
-        top=config.count("num_experts_per_tok", 8),
+        top=top,
         shared=config.count("n_shared_experts", 1, least=0),
-        groups=config.count("n_group", 1),
-        kept=config.count("topk_group", 1),
+        groups=expert_groups(config, count, top, groups, kept),
         scale=config.number("routed_scaling_factor", 1.0),
         renormalise=config.flag("norm_topk_prob", True),
     )

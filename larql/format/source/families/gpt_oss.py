@@ -101,7 +101,7 @@ def _rope(config: ConfigReader) -> RopeSettings:
         truncate=False,
         magnitude=yarn_magnitude(_FACTOR, 1.0),
     )
-    return RopeSettings(config.number("rope_theta", _THETA), scaling)
+    return RopeSettings(config.number("rope_theta", _THETA), scaling, (config,))
 
 
 def _original(config: ConfigReader) -> list[int]:

@@ -145,9 +145,7 @@ def _layer_kinds(config: ConfigReader, layers: int) -> tuple[str, ...]:
 def _rope(config: ConfigReader, head_dim: int) -> Rope | None:
     kind = config.choice("position_embedding_type", {"rope": "rope", "nope": "nope"}, "nope")
     found = hugging_face_rope(config, 10000.0)
-    if kind == "nope":
-        return None
-    return Rope(layout="half", dims=head_dim, theta=found.theta, scaling=found.scaling)
+    return None if kind == "nope" else found.rope(head_dim)
 
 
 def _ssm_numbers(config: ConfigReader, hidden: int) -> _SsmNumbers:

@@ -13,12 +13,12 @@ from dataclasses import dataclass
 
 from larql.format.graph import Activation, Block, Component, Kda, Layer, Mixer
 from larql.format.source import routed
-from larql.format.source.builder import Builder, Family, Naming
+from larql.format.source.builder import Builder, Family
 from larql.format.source.config import ConfigReader
-from larql.format.source.grouped import GROUPED_PARTS, Grouped, grouped_ffn
+from larql.format.source.grouped import GROUPED_PARTS, Grouped, expert_groups, grouped_ffn
 from larql.format.source.keys import activation, common_hugging_face_keys, layer_kinds
 from larql.format.source.latent import LatentGeometry, latent_attention
-from larql.format.source.names import hugging_face_naming
+from larql.format.source.names import Naming, hugging_face_naming
 
 __all__ = ["FAMILY"]
 
@@ -209,12 +209,6 @@ def _grouped(config: ConfigReader) -> Grouped:
     kept = config.count("topk_group", 1)
     # With one group there is nothing that groups could choose.
     config.neutral("use_grouped_topk", *((True, False) if groups == 1 else (True,)))
-    if top > count:
-        raise config.failure("num_experts_per_token", f"is {top}, of {count} experts")
-    if count % groups or kept > groups:
-        raise config.failure(
-            "num_expert_group", f"is {groups} with {kept} kept, of {count} experts"
-        )
     flags = [config.flag(key) for key in ("moe_renormalize", "norm_topk_prob") if config.has(key)]
     if len(set(flags)) > 1:
         raise config.contradiction("moe_renormalize", "norm_topk_prob", *flags)
@@ -223,8 +217,7 @@ def _grouped(config: ConfigReader) -> Grouped:
         width=config.count("moe_intermediate_size", 1024),
         top=top,
         shared=_either(config, "num_shared_experts", config, "n_shared_experts", 1),
-        groups=groups,
-        kept=kept,
+        groups=expert_groups(config, count, top, groups, kept),
         scale=config.number("routed_scaling_factor", 2.446),
         renormalise=flags[0] if flags else True,
     )

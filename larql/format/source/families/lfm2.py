@@ -11,10 +11,10 @@ from dataclasses import dataclass
 
 from larql.format.graph import Block, Component, Layer, Mixer, Rope, ShortConvolution
 from larql.format.rows import RowSelection
-from larql.format.source.builder import Builder, Family, HeadGeometry, Naming, Part
+from larql.format.source.builder import Builder, Family, HeadGeometry, Part
 from larql.format.source.config import ConfigReader
 from larql.format.source.keys import common_hugging_face_keys, layer_kinds
-from larql.format.source.names import hugging_face_naming
+from larql.format.source.names import Naming, hugging_face_naming
 from larql.format.source.rope import hugging_face_rope
 
 __all__ = ["FAMILY"]
@@ -67,7 +67,7 @@ def _hugging_face(b: Builder) -> Component:
         eps=eps,
         ffn=_ffn_width(config),
         geometry=HeadGeometry(heads, config.count("num_key_value_heads", 8), head_dim),
-        rope=Rope(layout="half", dims=head_dim, theta=rope.theta, scaling=rope.scaling),
+        rope=rope.rope(head_dim),
         taps=config.count("conv_L_cache", 3),
         conv_bias=config.flag("conv_bias", False),
     )

@@ -56,7 +56,7 @@ def _gguf(b: Builder) -> Component:
     basics = gguf_basics(b)
     head_dim = basics.geometry.head_dim
     dims = config.count("rope.dimension_count", head_dim)
-    rope = replace(gguf_rope(config, 10000.0).rope(head_dim, "adjacent"), dims=dims)
+    rope = gguf_rope(config, 10000.0).rope(dims, "adjacent")
     factors = b.naming.tensor("rope.factors", None, ".weight")
     if factors in b.tensors:
         rope = replace(rope, factors=b.bind("rope", "factors", factors, (dims // 2,)))

@@ -1,6 +1,7 @@
-"""Mistral: Llama's layers with a window on all of them, and heads of a width of their own.
+"""Mistral and Ministral: Llama's layers with windows, and heads of a width of their own.
 
-GGUF files of such models call themselves by Llama's architecture.
+Without a list of layer types every layer has the window. GGUF files of such models call themselves
+by Llama's architecture.
 """
 
 from __future__ import annotations
@@ -9,14 +10,16 @@ import math
 
 from larql.format.graph import Component
 from larql.format.source.builder import Builder, Family
+from larql.format.source.config import ConfigReader
 from larql.format.source.decoder import Attention, Decoder, Defaults, hugging_face_basics
-from larql.format.source.keys import activation, common_hugging_face_keys
+from larql.format.source.keys import activation, common_hugging_face_keys, layer_kinds
 from larql.format.source.rope import hugging_face_rope
 
 __all__ = ["FAMILY"]
 
 _DEFAULTS = Defaults(hidden=4096, layers=32, heads=32, kv_heads=8, ffn=14336, context=131072)
 _WINDOW = 4096
+_FULL, _SLIDING = "full_attention", "sliding_attention"
 
 
 def _hugging_face(b: Builder) -> Component:
@@ -24,11 +27,10 @@ def _hugging_face(b: Builder) -> Component:
     common_hugging_face_keys(config)
     basics = hugging_face_basics(b, _DEFAULTS)
     head_dim = basics.geometry.head_dim
-    window = config.nullable_count("sliding_window", _WINDOW)
     rope = hugging_face_rope(config, 10000.0).rope(head_dim)
     return Decoder(
         basics=basics,
-        layers=(Attention(window, rope),) * basics.layers,
+        layers=tuple(Attention(window, rope) for window in _windows(config, basics.layers)),
         scale=1.0 / math.sqrt(head_dim),
         activation=activation(config, "hidden_act", "silu"),
         bias=False,
@@ -38,9 +40,19 @@ def _hugging_face(b: Builder) -> Component:
     ).component(b)
 
 
+def _windows(config: ConfigReader, layers: int) -> tuple[int | None, ...]:
+    window = config.nullable_count("sliding_window", _WINDOW)
+    kinds = layer_kinds(config, "layer_types", layers, {_FULL: _FULL, _SLIDING: _SLIDING})
+    if kinds is None:
+        return (window,) * layers
+    if window is None and _SLIDING in kinds:
+        raise config.contradiction("layer_types", "sliding_window", list(kinds), None)
+    return tuple(window if kind == _SLIDING else None for kind in kinds)
+
+
 FAMILY = Family(
     name="mistral",
-    model_types=("mistral",),
+    model_types=("mistral", "ministral"),
     architectures=(),
     hugging_face=_hugging_face,
 )

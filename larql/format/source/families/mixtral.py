@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from larql.format.graph import Component, Mixer, Rope, RoutedFfn
+from larql.format.graph import Component, Mixer, RoutedFfn
 from larql.format.source import routed
 from larql.format.source.builder import Builder, Family, HeadGeometry
 from larql.format.source.experts import Experts, gated_experts
@@ -34,7 +34,7 @@ def _hugging_face(b: Builder) -> Component:
     heads = config.count("num_attention_heads", 32)
     kv_heads = config.count("num_key_value_heads", 8)
     geometry = HeadGeometry(heads, kv_heads, config.count("head_dim", n.hidden // heads))
-    rope = hugging_face_rope(config, 1e6)
+    rope = hugging_face_rope(config, 1e6).rope(geometry.head_dim)
     window = config.optional_count("sliding_window")
     width = config.count("intermediate_size", 14336)
     experts = routed.expert_count(config, 8)
@@ -48,7 +48,7 @@ def _hugging_face(b: Builder) -> Component:
             geometry,
             scale=1.0 / math.sqrt(geometry.head_dim),
             bias=False,
-            rope=Rope("half", geometry.head_dim, rope.theta, rope.scaling),
+            rope=rope,
             window=window,
         )
 

@@ -10,7 +10,7 @@ import math
 from dataclasses import replace
 
 from larql.format.graph import Component, Rope, RopeScaling
-from larql.format.source.builder import Builder, Family, Naming
+from larql.format.source.builder import Builder, Family
 from larql.format.source.config import ConfigReader
 from larql.format.source.decoder import (
     Attention,
@@ -20,6 +20,7 @@ from larql.format.source.decoder import (
     hugging_face_basics,
 )
 from larql.format.source.keys import activation, common_hugging_face_keys
+from larql.format.source.names import Naming
 from larql.format.source.rope import gguf_rope, hugging_face_rope
 
 __all__ = ["FAMILY"]
@@ -97,7 +98,7 @@ def _gguf(b: Builder) -> Component:
     b.naming = Naming({**b.naming.parts, **_GGUF_FUSED})
     dims = config.count("rope.dimension_count", basics.geometry.head_dim)
     window = config.count("attention.sliding_window", 0, least=0) or None
-    rope = replace(gguf_rope(config, 10000.0).rope(basics.geometry.head_dim), dims=dims)
+    rope = gguf_rope(config, 10000.0).rope(dims)
     original = config.optional_count("rope.scaling.original_context_length")
     magnitude = config.optional_number("rope.scaling.attn_factor")
     if any(name in b.tensors for name in _LISTS.values()):

@@ -12,9 +12,9 @@ from dataclasses import replace
 from larql.errors import CompileError
 from larql.format.graph import Component, DraftInput, Linear
 from larql.format.rows import RowSelection
-from larql.format.source.builder import Builder, Family, Naming, Part
+from larql.format.source.builder import Builder, Family, Part
 from larql.format.source.families import qwen_hybrid as hybrid
-from larql.format.source.names import hugging_face_naming
+from larql.format.source.names import Naming, hugging_face_naming
 
 __all__ = ["FAMILY", "PARTS", "PREFIXES"]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from larql.format.graph import Component, Mixer, Rope, RoutedFfn
+from larql.format.graph import Component, Mixer, RoutedFfn
 from larql.format.source import routed
 from larql.format.source.builder import Builder, Family, HeadGeometry
 from larql.format.source.experts import Experts, gated_experts
@@ -30,7 +30,7 @@ def _hugging_face(b: Builder) -> Component:
     heads = config.count("num_attention_heads", 32)
     kv_heads = config.count("num_key_value_heads", 4)
     geometry = HeadGeometry(heads, kv_heads, config.count("head_dim", n.hidden // heads))
-    rope = hugging_face_rope(config, 10000.0)
+    rope = hugging_face_rope(config, 10000.0).rope(geometry.head_dim)
     bias = config.flag("attention_bias", False)
     stated = config.optional_count("sliding_window") or 4096
     window = stated if config.flag("use_sliding_window", False) else None
@@ -52,7 +52,7 @@ def _hugging_face(b: Builder) -> Component:
             geometry,
             scale=1.0 / math.sqrt(geometry.head_dim),
             bias=bias,
-            rope=Rope("half", geometry.head_dim, rope.theta, rope.scaling),
+            rope=rope,
             qk_norm=(n.eps, 0.0),
             window=window,
         )

@@ -163,9 +163,7 @@ def _rope(config: ConfigReader, head_dim: int) -> Rope:
         if reader is not None:
             # They deal the turned pairs out to the axes of an image; text has one axis.
             reader.irrelevant("mrope_section", "mrope_interleaved")
-    found = hugging_face_rope(config, 10000.0, 0.25)
-    dims = int(head_dim * found.share)
-    return Rope(layout="half", dims=dims, theta=found.theta, scaling=found.scaling)
+    return hugging_face_rope(config, 10000.0, 0.25).rope(head_dim)
 
 
 def attention(b: Builder, i: int, n: Numbers) -> SoftmaxAttention:

@@ -13,6 +13,7 @@ import numpy.typing as npt
 from larql.errors import UnsupportedRefusal
 from larql.format.codec import decode
 from larql.format.graph import Linear, Norm, Rope
+from larql.kernels.attention import padded_profiles
 from larql.kernels.elementwise import add_row
 from larql.kernels.encodings import BLOCKS
 from larql.kernels.norm import layer_norm, rms_norm
@@ -95,6 +96,7 @@ class Arithmetic:
         self.bank_vectors: dict[str, Float32] = {}
         self.frequencies: dict[Rope, npt.NDArray[np.float64]] = {}
         self._columns: dict[str, Float32] = {}
+        self._profiles: dict[str, Float32] = {}
         self._of_thread = _OfThread()
 
     def bind(self, operand: StoredOperand) -> None:
@@ -143,11 +145,7 @@ class Arithmetic:
         """Return a small matrix ``[n, columns]`` decoded and turned, ``[columns, n]``."""
         found = self._columns.get(name)
         if found is None:
-            operand = self.operands[name]
-            rows, columns = operand.shape
-            stored = operand.data.reshape(rows, operand.encoding.row_bytes(columns))
-            found = np.ascontiguousarray(decode(operand.encoding, stored, columns).T)
-            self._columns[name] = found
+            found = self._columns[name] = np.ascontiguousarray(self.matrix(name).T)
         return found
 
     def by_rows(self, name: str) -> StoredOperand:
@@ -166,6 +164,20 @@ class Arithmetic:
                 f"reference"
             )
         return operand
+
+    def profiles(self, name: str) -> Float32:
+        """Return a small matrix of distance profiles decoded, as attention reads them."""
+        found = self._profiles.get(name)
+        if found is None:
+            found = self._profiles[name] = padded_profiles(self.matrix(name))
+        return found
+
+    def matrix(self, name: str) -> Float32:
+        """Return a small matrix decoded, ``[rows, columns]``."""
+        operand = self.operands[name]
+        rows, columns = operand.shape
+        stored = operand.data.reshape(rows, operand.encoding.row_bytes(columns))
+        return np.asarray(decode(operand.encoding, stored, columns))
 
     def inputs(self, x: Float32) -> Vectors:
         """Return vectors to multiply with."""

@@ -43,6 +43,7 @@ from larql.runtime.backends.base import KV_NUMERICS, Backend, Carrier
 from larql.runtime.backends.pattern import attention_weights
 from larql.runtime.backends.production.arithmetic import Arithmetic, Calls, Vectors
 from larql.runtime.backends.production.mixers import mix
+from larql.runtime.backends.production.recurrence import convolved, whole
 from larql.runtime.backends.step_program import StepProgram
 from larql.runtime.latent_region import LatentRegion, as_keys_and_values
 from larql.runtime.operands import StoredBank, StoredOperand
@@ -132,7 +133,7 @@ class ProductionBackend(Backend):
             operand.data, operand.encoding.name, op.vocab, op.width,
             np.ascontiguousarray(ids), op.scale, out,
         )  # fmt: skip
-        return out
+        return self._arithmetic.norm(op.norm, out, np.empty)
 
     def look_up(self, table: PerLayerTable, ids: npt.NDArray[np.int64]) -> Float32:
         """Decode the rows of the ids and scale them."""
@@ -181,7 +182,11 @@ class ProductionBackend(Backend):
         """Run one block and add its output."""
         self._arithmetic.memory.restart()
         inputs = self._arithmetic.norm(block.norm, carrier)
-        delta = mix(block.mixer, inputs, regions, start, taps, self._arithmetic, tokens)
+        inner = regions if block.conv is None else regions[:-1]
+        delta = mix(block.mixer, inputs, inner, start, taps, self._arithmetic, tokens)
+        if block.conv is not None:
+            (rows,) = whole(regions[-1:])
+            (delta,) = convolved([(block.conv, rows, delta)], self._arithmetic)
         delta = self._arithmetic.norm(block.post_norm, delta)
         carrier = np.ascontiguousarray(carrier)
         add_scaled(carrier, delta, block.residual_scale)
@@ -196,19 +201,19 @@ class ProductionBackend(Backend):
     def logits(self, op: Head, carrier: Carrier) -> Float32:
         """Return the logits of each position."""
         self._arithmetic.memory.restart()
-        return self._head(op, self._arithmetic.operands[op.weight], self._head_inputs(op, carrier))
+        return self._head(op, self._rows(op), self._head_inputs(op, carrier))
 
     def read_out(
         self, op: Head, carrier: Carrier, tokens: npt.NDArray[np.int64], top: int
     ) -> HeadReadout:
         """Go over the vocabulary in blocks, for all positions at once."""
         self._arithmetic.memory.restart()
-        whole, inputs = self._arithmetic.operands[op.weight], self._head_inputs(op, carrier)
-        marks = self._head(op, whole.rows_at(tokens), inputs)
+        rows, inputs = self._rows(op), self._head_inputs(op, carrier)
+        marks = self._head(op, rows.rows_at(tokens), inputs)
         found = Survey.begin(tokens, marks, top)
         again = _one_place(len(marks) * _VOCABULARY_BLOCK)
         for first in range(0, op.vocab, _VOCABULARY_BLOCK):
-            block = whole.rows_at(slice(first, first + _VOCABULARY_BLOCK))
+            block = rows.rows_at(slice(first, first + _VOCABULARY_BLOCK))
             survey(self._head(op, block, inputs, again), first, found)
         columns, logits = found.top()
         return HeadReadout.of(
@@ -230,14 +235,24 @@ class ProductionBackend(Backend):
         queries: Float32,
         region: KvRegion,
         start: int,
+        mixes: npt.NDArray[np.float32] | None = None,
     ) -> list[npt.NDArray[np.float64]]:
         """Compute the weights in float64, apart from the kernel that uses them."""
         sinks = None if mixer.sinks is None else self._arithmetic.vectors[mixer.sinks]
-        return attention_weights(mixer, queries, region, start, sinks)
+        near = None
+        if mixes is not None:
+            assert isinstance(mixer, SoftmaxAttention) and mixer.distance is not None
+            near = mixes, self._arithmetic.matrix(mixer.distance.profiles)
+        return attention_weights(mixer, queries, region, start, sinks, near)
 
     def log_sum_exp(self, rows: Float32) -> npt.NDArray[np.float64]:
         """Return ``log(sum(exp(row)))`` of each row."""
         return log_sum_exp(np.ascontiguousarray(rows))
+
+    def _rows(self, op: Head) -> StoredOperand:
+        """Return the rows of the vocabulary, which may be the first ones of a larger matrix."""
+        stored = self._arithmetic.operands[op.weight]
+        return stored if stored.shape[0] == op.vocab else stored.rows_at(slice(0, op.vocab))
 
     def _head_inputs(self, op: Head, carrier: Carrier) -> Vectors:
         return self._arithmetic.inputs(

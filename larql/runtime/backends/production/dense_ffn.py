@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from larql.format.graph import Activation, DenseFfn
 from larql.kernels.activation import Kind, activate, gate
+from larql.kernels.elementwise import scale
 from larql.runtime.backends.production.arithmetic import Arithmetic, Float32
 from larql.runtime.regions import Region
 from larql.runtime.taps import BlockTaps
@@ -29,7 +30,10 @@ def dense_ffn(
     else:
         gated, up = arithmetic.linears([mixer.gate, mixer.up], arithmetic.inputs(x))
         gate(gated, up, kind, up)
-    return arithmetic.linear(mixer.down, up)
+    out = arithmetic.linear(mixer.down, up)
+    if mixer.scale is not None:
+        scale(out, float(arithmetic.vectors[mixer.scale][0]))
+    return out
 
 
 def kernel_kind(activation: Activation) -> Kind:

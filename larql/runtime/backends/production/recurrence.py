@@ -9,6 +9,7 @@ import numpy as np
 from larql.format.graph import Activation, Convolution, Norm
 from larql.kernels.activation import Kind, gate
 from larql.kernels.convolution import NONE, Convolved, convolve
+from larql.kernels.elementwise import add_scaled
 from larql.kernels.norm import rms_norm
 from larql.runtime.backends.production.arithmetic import Arithmetic, Float32
 from larql.runtime.regions import Region
@@ -64,6 +65,9 @@ def convolved(
         made.append(out)
     for name, alike in parts.items():
         convolve(alike, name)
+    for (conv, _, inputs), out in zip(convolutions, made, strict=True):
+        if conv.residual:
+            add_scaled(out, inputs, 1.0)
     return made
 
 

@@ -50,6 +50,10 @@ def routed_ffn(
             scale_rows(shared, factors.reshape(-1))
         shared = arithmetic.norm(mixer.shared.post_norm, shared)
         add_scaled(out, shared, 1.0)
+    for ffn, weights in zip(mixer.weighted or (), choice.shared, strict=True):
+        beside = dense_ffn(ffn, x, (), 0, None, arithmetic)
+        scale_rows(beside, weights)
+        add_scaled(out, beside, 1.0)
     if taps is not None:
         taps.routing = Routing(choice.ranks, choice.chosen, choice.weights)
     return out
@@ -115,14 +119,16 @@ def _choose(router: Router, x: Float32, arithmetic: Arithmetic) -> Choice:
         return None if name is None else arithmetic.vectors[name]
 
     groups = router.groups
+    overall = vector(router.global_scale)
     selection = Selection(
         router.top,
         router.score,
         router.ranks_by_logits,
         router.renormalise,
         router.renormalise_eps,
-        router.scale,
-        *(() if groups is None else (groups.count, groups.kept, groups.score)),
+        router.scale if overall is None else router.scale * float(overall[0]),
+        *((0, 0, "max") if groups is None else (groups.count, groups.kept, groups.score)),
+        router.sinks or 0,
     )
     logits = arithmetic.linear(router.scores, arithmetic.norm(router.norm, x))
     if router.factor != 1.0:

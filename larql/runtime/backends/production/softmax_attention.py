@@ -6,12 +6,14 @@ from collections.abc import Sequence
 
 from larql.format.graph import Norm, SoftmaxAttention
 from larql.kernels.activation import gate
-from larql.kernels.attention import attend
+from larql.kernels.attention import Distances, attend
 from larql.kernels.copy import copy
 from larql.kernels.elementwise import clamp
+from larql.kernels.lengthening import lengthen
 from larql.kernels.ring import write_rows
 from larql.kernels.rope import rotate
 from larql.runtime.backends.production.arithmetic import Arithmetic, Float32
+from larql.runtime.backends.production.recurrence import convolved, whole
 from larql.runtime.backends.production.rotation import rotation
 from larql.runtime.regions import KvRegion, Region
 from larql.runtime.taps import BlockTaps
@@ -28,16 +30,20 @@ def softmax_attention(
     arithmetic: Arithmetic,
 ) -> Float32:
     """Return the operation's output for positions ``start, start + 1, …``, and store their rows."""
-    (region,) = regions
+    region = regions[0]
     assert isinstance(region, KvRegion)
     count = len(x)
-    wanted = [linear for linear in (mixer.q, mixer.k, mixer.v, mixer.gate) if linear is not None]
+    near = None if mixer.distance is None else mixer.distance.mix
+    linears = (mixer.q, mixer.k, mixer.v, near, mixer.gate)
+    wanted = [linear for linear in linears if linear is not None]
     made = iter(arithmetic.linears(wanted, arithmetic.inputs(x)))
     q = _heads(next(made), mixer.heads, mixer.q_norm, arithmetic)
     turned = []
     if mixer.k is not None:
-        raw = next(made)
-        v = _values(mixer, raw, next(made) if mixer.v is not None else None, arithmetic)
+        raw, values = _convolved(
+            mixer, next(made), next(made) if mixer.v is not None else None, regions[1:], arithmetic
+        )
+        v = _values(mixer, raw, values, arithmetic)
         k = _heads(raw, mixer.kv_heads, mixer.k_norm, arithmetic)
         turned.append(k)
     turned.append(q)
@@ -48,22 +54,52 @@ def softmax_attention(
         angles = rotation(mixer.rope, start, count, arithmetic)
         for rows in turned:
             rotate(rows, angles.cos, angles.sin, mixer.rope.layout)
+    mixes = None if near is None else next(made).reshape(count, mixer.heads, -1)
+    if mixer.position_scale is not None:
+        for rows in (q,) if mixes is None else (q, mixes):
+            lengthen(rows, start, mixer.position_scale.floor, mixer.position_scale.rate)
+    distances = None
+    if mixer.distance is not None and mixes is not None:
+        distances = Distances(mixes, arithmetic.profiles(mixer.distance.profiles))
     if mixer.k is not None:
         write_rows(k, v, region.keys, region.values, start)
     sinks = None if mixer.sinks is None else arithmetic.vectors[mixer.sinks]
     out = arithmetic.memory.take((count, mixer.heads, mixer.value_dim))
     attend(
         q, region.keys, region.values, start, mixer.window or 0, mixer.scale,
-        mixer.softcap or 0.0, sinks, out,
+        mixer.softcap or 0.0, sinks, out, distances,
     )  # fmt: skip
     if taps is not None and taps.heads is not None:
         copy(out, taps.heads)
     if taps is not None and taps.queries is not None:
         copy(q, taps.queries)
+        if mixes is not None and taps.mixes is not None:
+            copy(mixes, taps.mixes)
     mixed = out.reshape(count, -1)
     if mixer.gate is not None:
         gate(next(made), mixed, "sigmoid", mixed)
     return arithmetic.linear(mixer.o, mixed)
+
+
+def _convolved(
+    mixer: SoftmaxAttention,
+    keys: Float32,
+    values: Float32 | None,
+    regions: Sequence[Region],
+    arithmetic: Arithmetic,
+) -> tuple[Float32, Float32 | None]:
+    """Return the projections to keys and values after their convolutions, if there are any."""
+    wanted = []
+    rows = iter(whole(regions))
+    if mixer.k_conv is not None:
+        wanted.append((mixer.k_conv, next(rows), keys))
+    if mixer.v_conv is not None and values is not None:
+        wanted.append((mixer.v_conv, next(rows), values))
+    found = iter(convolved(wanted, arithmetic))
+    return (
+        keys if mixer.k_conv is None else next(found),
+        values if mixer.v_conv is None else next(found),
+    )
 
 
 def _heads(x: Float32, heads: int, norm: Norm | None, arithmetic: Arithmetic) -> Float32:

@@ -27,7 +27,8 @@ from larql.format.graph import (
 from larql.runtime.backends.base import KV_NUMERICS, Backend, Carrier
 from larql.runtime.backends.reference.arithmetic import Arithmetic
 from larql.runtime.backends.reference.mixers import mix
-from larql.runtime.backends.reference.softmax_attention import head_weights, seen
+from larql.runtime.backends.reference.recurrence import convolved, whole
+from larql.runtime.backends.reference.softmax_attention import biases, head_weights, seen
 from larql.runtime.latent_region import LatentRegion, as_keys_and_values
 from larql.runtime.operands import StoredBank, StoredOperand
 from larql.runtime.readout import HeadReadout
@@ -87,7 +88,7 @@ class ReferenceBackend(Backend):
     def embed(self, op: Embed, ids: npt.NDArray[np.int64]) -> Carrier:
         """Decode the rows of the ids and scale them."""
         values = self._arithmetic.rows(op.weight, ids) * op.scale
-        return values.astype(np.float32)
+        return self._arithmetic.norm(op.norm, values).astype(np.float32)
 
     def look_up(self, table: PerLayerTable, ids: npt.NDArray[np.int64]) -> npt.NDArray[np.float32]:
         """Decode the rows of the ids and scale them."""
@@ -106,7 +107,11 @@ class ReferenceBackend(Backend):
     ) -> Carrier:
         """Run one block and add its output."""
         inputs = [self._arithmetic.norm(block.norm, row) for row in carrier.astype(np.float64)]
-        outputs = mix(block.mixer, inputs, regions, start, taps, self._arithmetic, tokens)
+        inner = regions if block.conv is None else regions[:-1]
+        outputs = mix(block.mixer, inputs, inner, start, taps, self._arithmetic, tokens)
+        if block.conv is not None:
+            (rows,) = whole(regions[-1:])
+            outputs = convolved(block.conv, outputs, rows, self._arithmetic)
         written = carrier.astype(np.float64)
         for row, output in zip(written, outputs, strict=True):
             row += block.residual_scale * self._arithmetic.norm(block.post_norm, output)
@@ -123,7 +128,7 @@ class ReferenceBackend(Backend):
         """Return the logits of each position."""
         rows = [self._arithmetic.norm(op.norm, row) for row in carrier.astype(np.float64)]
         products = self._arithmetic.product(op.weight, rows)
-        logits = np.stack(products) * op.multiplier
+        logits = np.stack(products)[:, : op.vocab] * op.multiplier
         if op.softcap is not None:
             logits = op.softcap * np.tanh(logits / op.softcap)
         return logits.astype(np.float32)
@@ -153,20 +158,25 @@ class ReferenceBackend(Backend):
         queries: npt.NDArray[np.float32],
         region: KvRegion,
         start: int,
+        mixes: npt.NDArray[np.float32] | None = None,
     ) -> list[Float64]:
         """Compute the weights again, from queries rounded to float32."""
         sinks = None if mixer.sinks is None else self._arithmetic.vector(mixer.sinks)
-        return [
-            np.stack(
-                [
-                    head_weights(mixer, query[head].astype(np.float64), keys, head, sinks)
-                    for head in range(mixer.heads)
-                ]
-            )
-            for query, keys in (
-                (query, region.key_rows(seen(mixer, start + t))) for t, query in enumerate(queries)
-            )
-        ]
+        found = []
+        for t, query in enumerate(queries.astype(np.float64)):
+            keys = region.key_rows(seen(mixer, start + t))
+            added = None
+            if mixes is not None:
+                assert isinstance(mixer, SoftmaxAttention)
+                added = biases(mixer, mixes[t].astype(np.float64), len(keys), self._arithmetic)
+            rows = [
+                head_weights(
+                    mixer, query[head], keys, head, sinks, None if added is None else added[head]
+                )
+                for head in range(mixer.heads)
+            ]
+            found.append(np.stack(rows))
+        return found
 
     def log_sum_exp(self, rows: npt.NDArray[np.float32]) -> npt.NDArray[np.float64]:
         """Return ``log(sum(exp(row)))`` of each row."""

@@ -54,4 +54,5 @@ def dense_ffn(
     else:
         gates = arithmetic.linear(mixer.gate, inputs)
         inner = [act(gate) * up for gate, up in zip(gates, ups, strict=True)]
-    return arithmetic.linear(mixer.down, inner)
+    found = arithmetic.linear(mixer.down, inner)
+    return found if mixer.scale is None else [y * arithmetic.vector(mixer.scale) for y in found]

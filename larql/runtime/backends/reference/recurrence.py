@@ -32,7 +32,8 @@ def convolved(
     for x in inputs:
         seen = np.concatenate([rows, x[None]])
         y = bias + sum(weight[:, tap] * seen[tap] for tap in range(conv.taps))
-        outputs.append(y if conv.activation is None else ACTIVATIONS[conv.activation](y))
+        y = y if conv.activation is None else ACTIVATIONS[conv.activation](y)
+        outputs.append(x + y if conv.residual else y)
         rows[...] = seen[1:]
     return outputs
 

@@ -33,15 +33,18 @@ def routed_ffn(
     rows = [arithmetic.norm(mixer.norm, x) for x in inputs]
     correction = None if router.correction is None else arithmetic.vector(router.correction)
     factors = None if router.expert_scale is None else arithmetic.vector(router.expert_scale)
-    choices = [choose(router, row, correction, factors) for row in logits]
+    overall = 1.0 if router.global_scale is None else arithmetic.vector(router.global_scale)[0]
+    found = [choose(router, row, correction, factors, overall) for row in logits]
+    choices = [(ranks, chosen, weights) for ranks, chosen, weights, _ in found]
+    sinks = [weights for *_, weights in found]
     wanted: dict[int, list[int]] = {}
     for t, (_, chosen, _) in enumerate(choices):
         for expert in chosen:
             wanted.setdefault(int(expert), []).append(t)
     made: dict[tuple[int, int], Float64] = {}
     for expert, positions in wanted.items():
-        found = _expert(mixer.bank, expert, [rows[t] for t in positions], arithmetic)
-        made.update(((t, expert), y) for t, y in zip(positions, found, strict=True))
+        given = _expert(mixer.bank, expert, [rows[t] for t in positions], arithmetic)
+        made.update(((t, expert), y) for t, y in zip(positions, given, strict=True))
     outputs = []
     for t, (_, chosen, weights) in enumerate(choices):
         output = np.zeros_like(inputs[t])
@@ -57,6 +60,10 @@ def routed_ffn(
             shared = [ACTIVATIONS["sigmoid"](gate) * output for gate, output in pairs]
         shared = [arithmetic.norm(mixer.shared.post_norm, row) for row in shared]
         outputs = [output + more for output, more in zip(outputs, shared, strict=True)]
+    for number, ffn in enumerate(mixer.weighted or ()):
+        beside = dense_ffn(ffn, inputs, (), 0, None, arithmetic)
+        for t, more in enumerate(beside):
+            outputs[t] = outputs[t] + sinks[t][number] * more
     if taps is not None:
         taps.routing = Routing(
             np.stack([ranks for ranks, _, _ in choices]).astype(np.float32),
@@ -67,28 +74,35 @@ def routed_ffn(
 
 
 def choose(
-    router: Router, logits: Float64, correction: Float64 | None, factors: Float64 | None
-) -> tuple[Float64, npt.NDArray[np.int64], Float64]:
+    router: Router,
+    logits: Float64,
+    correction: Float64 | None,
+    factors: Float64 | None,
+    overall: float = 1.0,
+) -> tuple[Float64, npt.NDArray[np.int64], Float64, Float64]:
     """Choose experts for one position.
 
     Parameters
     ----------
     router : Router
-    logits : float64 ``[experts]``
+    logits : float64 ``[experts + sinks]``
     correction, factors : float64 ``[experts]`` or None
         Added for choosing; multiplied with the weights.
+    overall : float
+        Factor of all weights.
 
     Returns
     -------
     tuple
-        Ranks ``[experts]``, chosen experts ``[top]`` in the order of their selection, and their
-        weights ``[top]``.
+        Ranks ``[experts]``, chosen experts ``[top]`` in the order of their selection, their
+        weights ``[top]``, and those of the sinks ``[sinks]``.
 
     Raises
     ------
     BindingDefect
         If a rank is not finite.
     """
+    every, logits = logits, logits[: router.experts]
     if router.score == "softmax":
         powers = np.exp(logits - logits.max())
         scores = powers / powers.sum()
@@ -97,7 +111,7 @@ def choose(
     # A softmax keeps the order, and its smallest values may no longer tell it.
     ordered = logits if router.ranks_by_logits else scores
     ranks = ordered if correction is None else ordered + correction
-    if not (np.isfinite(ranks).all() and np.isfinite(logits).all()):
+    if not (np.isfinite(ranks).all() and np.isfinite(every).all()):
         raise BindingDefect(
             f"{router.scores.weight}: the router's scores are not finite, so no expert can be "
             f"chosen; the weights before it are damaged, or overflow"
@@ -112,13 +126,17 @@ def choose(
         closed = np.setdiff1d(np.arange(groups.count), kept)
         open_to.reshape(groups.count, -1)[closed] = -np.inf
     chosen = np.lexsort((np.arange(len(ranks)), -open_to))[: router.top].astype(np.int64)
-    weights = scores[chosen]
-    if router.renormalise:
+    weights, beside = scores[chosen], np.empty(0)
+    if router.sinks is not None:
+        joined = -np.logaddexp(0.0, -np.append(logits[chosen], every[router.experts :]))
+        powers = np.exp(joined - joined.max())
+        weights, beside = np.split(powers / powers.sum(), [router.top])
+    elif router.renormalise:
         weights = weights / (weights.sum() + router.renormalise_eps)
-    weights = weights * router.scale
+    weights, beside = (part * (router.scale * overall) for part in (weights, beside))
     if factors is not None:
         weights = weights * factors[chosen]
-    return ranks, chosen, weights
+    return ranks, chosen, weights, beside
 
 
 def _expert(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -9,11 +10,12 @@ import numpy.typing as npt
 
 from larql.format.graph import LatentAttention, Norm, SoftmaxAttention
 from larql.runtime.backends.reference.arithmetic import Arithmetic, Float64
+from larql.runtime.backends.reference.recurrence import convolved, whole
 from larql.runtime.backends.reference.rotation import frequencies, rotate
 from larql.runtime.regions import Region, RowRegion
 from larql.runtime.taps import BlockTaps
 
-__all__ = ["head_weights", "seen", "softmax_attention"]
+__all__ = ["biases", "head_weights", "seen", "softmax_attention"]
 
 
 def softmax_attention(
@@ -25,7 +27,7 @@ def softmax_attention(
     arithmetic: Arithmetic,
 ) -> list[Float64]:
     """Return the operation's output for positions ``start, start + 1, …``, and store their rows."""
-    (region,) = regions
+    region, convolutions = regions[0], iter(regions[1:])
     assert isinstance(region, RowRegion)
     queries = arithmetic.linear(mixer.q, inputs)
     turning = frequencies(mixer.rope, arithmetic)
@@ -36,16 +38,30 @@ def softmax_attention(
 
     if mixer.k is not None:
         keys = arithmetic.linear(mixer.k, inputs)
+        if mixer.k_conv is not None:
+            (rows,) = whole([next(convolutions)])
+            keys = convolved(mixer.k_conv, keys, rows, arithmetic)
         values = keys if mixer.v is None else arithmetic.linear(mixer.v, inputs)
+        if mixer.v_conv is not None:
+            (rows,) = whole([next(convolutions)])
+            values = convolved(mixer.v_conv, values, rows, arithmetic)
         for t, (k, v) in enumerate(zip(keys, values, strict=True)):
             key = _heads(k, mixer.kv_heads, mixer.k_norm, mixer.clip, arithmetic)
             value = _heads(v, mixer.kv_heads, mixer.v_norm, mixer.clip, arithmetic)
             region.write(start + t, turned(key, start + t)[None], value[None])
+    mixes = None if mixer.distance is None else arithmetic.linear(mixer.distance.mix, inputs)
     mixed = []
     for t, q in enumerate(queries):
         query = _heads(q, mixer.heads, mixer.q_norm, mixer.clip, arithmetic)
-        query = turned(query, start + t)
-        mixed.append(_attend(mixer, query, region, start + t, sinks))
+        factor = _position_factor(mixer, start + t)
+        query = turned(query, start + t) * factor
+        added = None
+        if mixes is not None:
+            mix = mixes[t].reshape(mixer.heads, -1) * factor
+            added = biases(mixer, mix, len(seen(mixer, start + t)), arithmetic)
+            if taps is not None and taps.mixes is not None:
+                taps.mixes[t] = mix
+        mixed.append(_attend(mixer, query, region, start + t, sinks, added))
         if taps is not None and taps.queries is not None:
             taps.queries[t] = query
         if taps is not None and taps.heads is not None:
@@ -68,15 +84,41 @@ def head_weights(
     keys: Float64,
     head: int,
     sinks: Float64 | None,
+    added: Float64 | None = None,
 ) -> Float64:
-    """Return one head's softmax over keys ``[n, kv_heads, key_dim]``, its sink's share left out."""
+    """Return one head's softmax over keys ``[n, kv_heads, key_dim]``, its sink's share left out.
+
+    ``added``, ``[n]``, is the head's distance bias.
+    """
     scores = keys[:, head // (mixer.heads // mixer.kv_heads)] @ query * mixer.scale
+    if added is not None:
+        scores = scores + added
     if mixer.softcap is not None:
         scores = mixer.softcap * np.tanh(scores / mixer.softcap)
     if sinks is not None:
         scores = np.append(scores, sinks[head])
     weights = np.exp(scores - scores.max())
     return np.asarray(weights / weights.sum())[: len(keys)]
+
+
+def biases(mixer: SoftmaxAttention, mix: Float64, count: int, arithmetic: Arithmetic) -> Float64:
+    """Return what is added to the scores of the last ``count`` keys, ``[heads, count]``.
+
+    ``mix`` is ``[heads, profiles]``; the last key is the query's own position.
+    """
+    assert mixer.distance is not None
+    profiles = arithmetic.rows(mixer.distance.profiles, np.arange(mixer.distance.count))
+    near = min(count, mixer.distance.extent)
+    found = np.zeros((mixer.heads, count))
+    found[:, count - near :] = (mix @ profiles[:, :near])[:, ::-1]
+    return found
+
+
+def _position_factor(mixer: SoftmaxAttention, position: int) -> float:
+    scale = mixer.position_scale
+    if scale is None:
+        return 1.0
+    return 1.0 + scale.rate * math.log(max((position + 1) / scale.floor, 1.0))
 
 
 def _heads(
@@ -96,6 +138,7 @@ def _attend(
     region: RowRegion,
     position: int,
     sinks: Float64 | None,
+    added: Float64 | None,
 ) -> Float64:
     """Return the mixed values of one position, all heads side by side."""
     visible = seen(mixer, position)
@@ -104,6 +147,7 @@ def _attend(
     group = mixer.heads // mixer.kv_heads
     mixed = np.empty((mixer.heads, mixer.value_dim))
     for head in range(mixer.heads):
-        weights = head_weights(mixer, query[head], keys, head, sinks)
+        bias = None if added is None else added[head]
+        weights = head_weights(mixer, query[head], keys, head, sinks, bias)
         mixed[head] = weights @ values[:, head // group]
     return mixed.reshape(-1)
