@@ -70,6 +70,9 @@ COMMANDS: Mapping[str, Command | Group] = MappingProxyType(
         "verify": Command(
             "Check a container's bytes, and whether it will run.", "larql.cli.verify"
         ),
+        "represent": Command(
+            "Write a container that holds further representations.", "larql.cli.represent"
+        ),
         "reconstruct": Command("Write a container's checkpoint back.", "larql.cli.reconstruct"),
         "tokenize": Command("Convert text to token ids, and back.", "larql.cli.tokenize"),
         "perplexity": Command("Measure a model on a text file.", "larql.cli.perplexity"),

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Mapping
 
 import typer
 
@@ -14,6 +15,7 @@ from larql.cli.output import output_of
 from larql.errors import LarqlError
 from larql.format.container import Container
 from larql.format.graph import Component
+from larql.format.moe.profiles import select
 
 __all__ = ["command"]
 
@@ -50,9 +52,15 @@ def _components(container: Container) -> tuple[tuple[Component, ...], str | None
         return (), f"the layers cannot be shown: {error}"
 
 
+def _parameters(container: Container) -> int:
+    """Count numbers once, however many representations of them are held."""
+    return sum(value.elements for value in container.operands.values())
+
+
 def _bits_per_weight(container: Container) -> float:
-    elements = sum(share.elements for share in container.census())
-    return 8 * sum(share.nbytes for share in container.census()) / elements if elements else 0.0
+    elements = _parameters(container)
+    nbytes = sum(value.nbytes for value in container.operands.values())
+    return 8 * nbytes / elements if elements else 0.0
 
 
 def _identity(container: Container) -> list[tuple[str, object]]:
@@ -75,7 +83,7 @@ def _identity(container: Container) -> list[tuple[str, object]]:
         ("authority", index.authority),
         ("fidelity", _fidelity_text(container)),
         ("end of text", ", ".join(map(str, end_ids(container, None))) or None),
-        ("parameters", f"{sum(share.elements for share in container.census()):,}"),
+        ("parameters", f"{_parameters(container):,}"),
         ("bits per weight", f"{_bits_per_weight(container):.3f}"),
         ("size", render.bytes_text(sum(entry.size for entry in index.files.values()))),
     ]
@@ -165,9 +173,39 @@ def _print(container: Container, components: tuple[Component, ...]) -> None:
         sizes = [e.size for name, e in segments.items() if name.rsplit("/", 1)[0] == directory]
         rows.append((f"{directory}/ ({len(sizes)} files)", f"{sum(sizes):,}", ""))
     render.table(["file", "bytes", "sha256"], rows, right=["bytes"])
+    for name, text in (*_variants(container), *_profiles(container)):
+        render.line(render.printable(f"{name}: {text}"))
     for note in container.index.notes:
         kind = "" if note.startswith("warning: ") else "note: "
         render.line(f"{kind}{render.printable(note)}")
+
+
+def _variants(container: Container) -> Iterator[tuple[str, str]]:
+    """Yield each variant with the encodings of what it names."""
+    held = container.index.representations
+    for name, document in container.index.variants.items():
+        chosen = document.get("representations") if isinstance(document, Mapping) else None
+        ids = chosen.values() if isinstance(chosen, Mapping) else ()
+        counts = Counter(
+            held[id_].encoding.name for id_ in ids if isinstance(id_, str) and id_ in held
+        )
+        yield f"variant {name}", ", ".join(f"{n} {kind}" for kind, n in sorted(counts.items()))
+
+
+def _profiles(container: Container) -> Iterator[tuple[str, str]]:
+    """Yield each profile with what it selects and leaves out, or what is wrong with it."""
+    for name in container.index.profiles:
+        try:
+            found = select(container.index, name, str(container.path))
+        except LarqlError as error:
+            yield f"profile {name}", str(error)
+            continue
+        text = f"selects representations of {len(found.chosen)} operands"
+        if found.chain[1:]:
+            text += f", inherits {' < '.join(found.chain[1:])}"
+        if found.omits:
+            text += f", leaves out {', '.join(map(str, found.omits))}"
+        yield f"profile {name}", text
 
 
 def _document(container: Container, components: tuple[Component, ...]) -> dict[str, object]:
@@ -185,7 +223,7 @@ def _document(container: Container, components: tuple[Component, ...]) -> dict[s
         "fidelity": _fidelities(container),
         "hidden_size": index.hidden_size,
         "num_layers": index.num_layers,
-        "parameters": sum(share.elements for share in container.census()),
+        "parameters": _parameters(container),
         "bits_per_weight": _bits_per_weight(container),
         "components": [
             {
@@ -200,6 +238,8 @@ def _document(container: Container, components: tuple[Component, ...]) -> dict[s
         ],
         "encodings": list(container.census()),
         "end_of_text_ids": list(end_ids(container, None)),
+        "profiles": dict(index.profiles),
+        "variants": dict(index.variants),
         "files": dict(index.files),
         "notes": list(index.notes),
     }

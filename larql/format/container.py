@@ -310,7 +310,39 @@ def verify_container(container: Container, progress: Progress) -> list[Defect]:
         defect = _verify_representation(container, representation)
         if defect is not None and representation.segment not in damaged:
             defects.append(defect)
+    defects.extend(_verify_profiles(container))
+    defects.extend(_verify_packed(container, {defect.where for defect in defects}, progress))
     return defects
+
+
+def _verify_profiles(container: Container) -> Iterator[Defect]:
+    for name in container.index.profiles:
+        try:
+            selection = container.select(name)
+        except LarqlError as error:
+            yield Defect(INDEX_NAME, str(error).removeprefix(f"{container.path}: "))
+            continue
+        for operand, ids in selection.contradictions.items():
+            yield Defect(operand, f"profile {name} selects {', '.join(ids)} for it at once")
+
+
+def _verify_packed(container: Container, damaged: set[str], progress: Progress) -> Iterator[Defect]:
+    """Unpack what was packed from something else, and compare."""
+    values = [value for value in container.index.representations.values() if value.packs]
+    values = [value for value in values if value.segment not in damaged]
+    if not values:
+        return
+    from larql.format.siblings import sibling_problem
+
+    progress.start("unpack", sum(value.nbytes for value in values))
+    for value in values:
+        other = container.index.representations.get(str(value.packs))
+        if other is None or other.segment not in damaged:
+            problem = sibling_problem(container, value)
+            if problem is not None:
+                yield Defect(value.segment, f"operand {value.operand}: {value.id} {problem}")
+        progress.advance(value.nbytes)
+    progress.finish()
 
 
 def _verify_files(container: Container, progress: Progress) -> Iterator[Defect]:

@@ -114,7 +114,10 @@ class SourceBinding:
 
 @dataclass(frozen=True)
 class Representation:
-    """One stored encoding of one operand; ``extra`` keeps fields this build does not know."""
+    """One stored encoding of one operand; ``extra`` keeps fields this build does not know.
+
+    ``packs`` is the id of the representation whose rows a packed one interleaves.
+    """
 
     id: str
     operand: str
@@ -125,6 +128,7 @@ class Representation:
     tensor: str
     source: SourceBinding
     requested: str | None = None
+    packs: str | None = None
     extra: Mapping[str, object] = field(default_factory=dict, compare=False)
 
     @property
@@ -287,6 +291,8 @@ def _representation_json(value: Representation) -> dict[str, object]:
     }
     if value.requested is not None:
         document["requested"] = value.requested
+    if value.packs is not None:
+        document["packs"] = value.packs
     document.update(value.extra)
     return document
 
@@ -407,7 +413,16 @@ def _representation(key: str, reader: JsonObject) -> Representation:
             source.rest("tensor", "encoding", "sha256", "rows", "shape", "form", "scales"),
         ),
         requested=reader.optional_text("requested"),
+        packs=reader.optional_text("packs"),
         extra=reader.rest(
-            "operand", "encoding", "fidelity", "shape", "segment", "tensor", "source", "requested"
+            "operand",
+            "encoding",
+            "fidelity",
+            "shape",
+            "segment",
+            "tensor",
+            "source",
+            "requested",
+            "packs",
         ),
     )
