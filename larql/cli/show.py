@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Mapping
 
 import typer
 
@@ -172,11 +173,23 @@ def _print(container: Container, components: tuple[Component, ...]) -> None:
         sizes = [e.size for name, e in segments.items() if name.rsplit("/", 1)[0] == directory]
         rows.append((f"{directory}/ ({len(sizes)} files)", f"{sum(sizes):,}", ""))
     render.table(["file", "bytes", "sha256"], rows, right=["bytes"])
-    for name, problem in _profiles(container):
-        render.line(render.printable(f"profile {name}: {problem}"))
+    for name, text in (*_variants(container), *_profiles(container)):
+        render.line(render.printable(f"{name}: {text}"))
     for note in container.index.notes:
         kind = "" if note.startswith("warning: ") else "note: "
         render.line(f"{kind}{render.printable(note)}")
+
+
+def _variants(container: Container) -> Iterator[tuple[str, str]]:
+    """Yield each variant with the encodings of what it names."""
+    held = container.index.representations
+    for name, document in container.index.variants.items():
+        chosen = document.get("representations") if isinstance(document, Mapping) else None
+        ids = chosen.values() if isinstance(chosen, Mapping) else ()
+        counts = Counter(
+            held[id_].encoding.name for id_ in ids if isinstance(id_, str) and id_ in held
+        )
+        yield f"variant {name}", ", ".join(f"{n} {kind}" for kind, n in sorted(counts.items()))
 
 
 def _profiles(container: Container) -> Iterator[tuple[str, str]]:
@@ -185,14 +198,14 @@ def _profiles(container: Container) -> Iterator[tuple[str, str]]:
         try:
             found = select(container.index, name, str(container.path))
         except LarqlError as error:
-            yield name, str(error)
+            yield f"profile {name}", str(error)
             continue
         text = f"selects representations of {len(found.chosen)} operands"
         if found.chain[1:]:
             text += f", inherits {' < '.join(found.chain[1:])}"
         if found.omits:
             text += f", leaves out {', '.join(map(str, found.omits))}"
-        yield name, text
+        yield f"profile {name}", text
 
 
 def _document(container: Container, components: tuple[Component, ...]) -> dict[str, object]:

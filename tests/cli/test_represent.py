@@ -72,9 +72,9 @@ def test_show_lists_what_may_be_selected(cli: Run, plain: Path, packed: Path) ->
     for name in ("parameters", "bits_per_weight", "layers"):
         assert old.get(name) == new.get(name)
     count = len(new["variants"]["packed"]["representations"])
-    assert f"profile packed: selects representations of {count} operands" in (
-        cli("show", packed).ok().out
-    )
+    text = cli("show", packed).ok().out
+    assert f"variant packed: {count} q8_0_r16\n" in text
+    assert f"profile packed: selects representations of {count} operands\n" in text
 
 
 def test_numbers_and_their_provenance(cli: Run, packed: Path, tmp_path: Path) -> None:

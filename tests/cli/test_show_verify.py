@@ -35,7 +35,7 @@ def damaged(llama: Path, tmp_path: Path) -> Path:
 KEYS = [
     "path", "model", "family", "licence", "generation", "schema", "fingerprint", "source",
     "authority", "fidelity", "hidden_size", "num_layers", "parameters", "bits_per_weight",
-    "components", "encodings", "end_of_text_ids", "files", "notes",
+    "components", "encodings", "end_of_text_ids", "profiles", "variants", "files", "notes",
 ]  # fmt: skip
 
 

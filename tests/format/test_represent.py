@@ -10,7 +10,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from larql.errors import ContainerError, EncodingError, LarqlError, OutputError, UsageError
+from larql.errors import (
+    ContainerError,
+    EncodingError,
+    LarqlError,
+    OutputError,
+    UnsupportedRefusal,
+    UsageError,
+)
 from larql.format import codec, represent, siblings
 from larql.format.container import Container, verify_container
 from larql.format.index import index_from_json, index_to_json
@@ -177,6 +184,19 @@ def test_an_approximation_stays_one(tmp_path: Path) -> None:
     ]
     assert back[0]
     assert back[0] == back[1]
+
+
+def test_a_checkpoint_is_not_written_from_packed_rows(tmp_path: Path) -> None:
+    source = write_llama_safetensors(tmp_path / "m", LlamaSpec(hidden=256, layers=1))
+    packed = pack(make_container(source, tmp_path / "a", quant="q8_0").path, tmp_path / "b").path
+
+    def change(index: Any) -> None:
+        values = index["representations"]
+        values.update({DOWN: values.pop(DOWN)})  # now the last of its operand
+
+    edit_index(packed, change)
+    with pytest.raises(UnsupportedRefusal, match=f"operand {DOWN} has q8_0_r16 for its first"):
+        reconstruct(Container(packed), tmp_path / "back", force=False, progress=SilentProgress())
 
 
 def test_the_capability_under_the_profile(plain: Path, packed: Path) -> None:

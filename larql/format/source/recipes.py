@@ -160,6 +160,12 @@ def _check_complete(container: Container, baselines: Mapping[str, Representation
 
 def _check_encoding(container: Container, value: Representation) -> None:
     source = value.source.encoding
+    if value.encoding.unpacked is not None:
+        raise UnsupportedRefusal(
+            f"{container.path}: operand {value.operand} has {value.encoding.name} for its first "
+            f"representation; checkpoints are written from plain rows, take the container that it "
+            f"was packed from"
+        )
     if source not in ENCODINGS or (
         value.encoding.name != source and source not in encodable_names()
     ):
