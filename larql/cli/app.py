@@ -70,6 +70,7 @@ COMMANDS: Mapping[str, Command | Group] = MappingProxyType(
         "verify": Command(
             "Check a container's bytes, and whether it will run.", "larql.cli.verify"
         ),
+        "slice": Command("Cut a container down to a part of itself.", "larql.cli.slice"),
         "reconstruct": Command("Write a container's checkpoint back.", "larql.cli.reconstruct"),
         "tokenize": Command("Convert text to token ids, and back.", "larql.cli.tokenize"),
         "perplexity": Command("Measure a model on a text file.", "larql.cli.perplexity"),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -16,7 +16,14 @@ if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
-__all__ = ["BANK_SCHEMA", "EntryRegions", "entry_regions", "find_schema", "region_name"]
+__all__ = [
+    "BANK_SCHEMA",
+    "EntryRegions",
+    "described_regions",
+    "entry_regions",
+    "find_schema",
+    "region_name",
+]
 
 BANK_SCHEMA = "lyrw"
 """``schema`` of a segment that holds expert banks."""
@@ -84,8 +91,41 @@ def entry_regions(files: Sequence[BankFile], value: Representation) -> EntryRegi
     Raises
     ------
     ContainerError
+        As :func:`described_regions`, or if not every entry is in one of the files.
+    """
+    bank, schema, owners = described_regions(files, value)
+    if len(owners) != bank.num_entries:
+        raise ContainerError(
+            f"{files[0].path}: operand {value.operand}: the bank's files hold {len(owners)} of "
+            f"{bank.num_entries} entries, expected each once"
+        )
+    return EntryRegions(
+        bank.bank_id, schema, tuple(owners[entry] for entry in range(bank.num_entries))
+    )
+
+
+def described_regions(
+    files: Sequence[BankFile], value: Representation
+) -> tuple[Bank, RegionSchema, Mapping[int, BankFile]]:
+    """Return a representation's regions as far as the files hold them.
+
+    Parameters
+    ----------
+    files : sequence of BankFile
+        The file that the representation names first. Files that say that they are some of several
+        may leave entries to others, which are elsewhere.
+    value : Representation
+
+    Returns
+    -------
+    tuple
+        Bank, schema, and by entry the file that holds it.
+
+    Raises
+    ------
+    ContainerError
         If it names no schema of a file, entries, shape or encoding are not as the index says, or
-        not every entry is in just one of the files.
+        an entry is in two of the files.
     """
     file = files[0]
     where = f"{file.path}: operand {value.operand}"
@@ -110,11 +150,9 @@ def entry_regions(files: Sequence[BankFile], value: Representation) -> EntryRegi
             if segment.bank_id == bank.bank_id:
                 held += segment.entry_count
                 owners.update(dict.fromkeys(range(segment.first_entry, segment.end), other))
-    if not held == len(owners) == bank.num_entries:
+    if held != len(owners):
         raise ContainerError(
-            f"{where}: the bank's files hold {held} of {bank.num_entries} entries, expected each "
+            f"{where}: the bank's files hold {held} entries, expected each of {bank.num_entries} "
             f"once"
         )
-    return EntryRegions(
-        bank.bank_id, schema, tuple(owners[entry] for entry in range(bank.num_entries))
-    )
+    return bank, schema, owners

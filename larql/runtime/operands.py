@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from larql.errors import BindingDefect, ContainerError
+from larql.errors import BindingDefect, ContainerError, ResidencyRefusal
 from larql.format.container import Container
 from larql.format.encoding import Encoding
 from larql.format.index import Representation
@@ -103,12 +103,19 @@ class OperandStore:
 
         Raises
         ------
+        ResidencyRefusal
+            If the container declares that the operand is left out, or elsewhere.
         BindingDefect
             If the operand is not in the container, has another shape, or its segment is missing,
             damaged or contradicts the index.
         """
         representation = self.container.operands.get(name)
         if representation is None:
+            if self.container.selection.elsewhere(name):
+                raise ResidencyRefusal(
+                    f"{self.container.path}: operand {name} is not in this container, which "
+                    f"declares that it is left out; run the container that it was cut from"
+                )
             raise BindingDefect(
                 f"{self.container.path}: operand {name} is not in the container; extract it again"
             )

@@ -49,12 +49,15 @@ from larql.format.tokenizer import (
 )
 
 __all__ = [
+    "GRAPH_NAME",
+    "MANIFEST_NAME",
     "Extraction",
     "check_apart",
     "extract",
     "graph_document",
     "manifest_document",
     "planned_representations",
+    "precision_map",
     "text_document",
     "text_files",
 ]
@@ -294,7 +297,7 @@ def _write(
         text=text_document(compiled),
         objects=objects,
         representations=representations,
-        precision_map=_precision_map(representations),
+        precision_map=precision_map(representations),
         authority="canonical",
         notes=tuple(notes),
         segments=segments,
@@ -362,7 +365,8 @@ def _fallback_notes(representations: Mapping[str, Representation]) -> Iterator[s
         )
 
 
-def _precision_map(representations: Mapping[str, Representation]) -> dict[str, object]:
+def precision_map(representations: Mapping[str, Representation]) -> dict[str, object]:
+    """Return how many logical elements are stored in each encoding, as the index states it."""
     elements: dict[str, int] = {}
     for value in representations.values():
         elements[value.encoding.name] = elements.get(value.encoding.name, 0) + value.elements
