@@ -17,6 +17,7 @@ from larql.format.container import Container, verify_container
 from larql.format.lyrw.v2 import BankFile
 from larql.format.moe.capability import capability_of
 from larql.format.progress import SilentProgress
+from larql.format.segment import hash_file
 from larql.format.slicing import share
 from larql.format.slicing.parts import PRESETS, Part, operand_uses
 from larql.format.slicing.plan import Request, plan_slice, request
@@ -81,8 +82,18 @@ def made(source: Path, to: Path, wanted: Request, *, force: bool = False) -> Mad
 
 
 def sound(container: Container) -> None:
+    """A slice verifies, lacks nothing that it did not declare, and holds nothing else."""
     assert verify_container(container, SilentProgress()) == []
     assert capability_of(container).defects == ()
+    named: dict[str, set[str]] = {}
+    for value in container.index.representations.values():
+        named.setdefault(value.segment, set()).add(value.tensor)
+    for name, tensors in named.items():
+        if container.index.holds_banks(name):
+            (bank,) = container.bank_file(name).tables.banks
+            assert {f"{bank.bank_id}/{s.schema_index}" for s in bank.schemas} == tensors
+        else:
+            assert set(container.segment(name).header.entries) == tensors
 
 
 def tensors(container: Container) -> set[str]:
@@ -418,6 +429,17 @@ def test_a_file_system_without_links_gets_copies(
     assert done.shared["copied"] > 0 == done.shared["linked"]
     assert done.stored == done.nbytes
     sound(Container(tmp_path / "s"))
+
+
+def test_a_copy_is_held_to_its_hash(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(share, "_clone", lambda *_: False)
+    monkeypatch.setattr(os, "link", lambda *_: (_ for _ in ()).throw(OSError(1, "no")))
+    (tmp_path / "a").write_bytes(b"abc")
+    right = hash_file(tmp_path / "a")
+    assert share.share_file(tmp_path / "a", tmp_path / "b", right) == "copied"
+    (tmp_path / "a").write_bytes(b"abd")
+    with pytest.raises(ContainerError, match="damaged"):
+        share.share_file(tmp_path / "a", tmp_path / "c", right)
 
 
 @pytest.mark.parametrize("how", ["whole", "cut"])
