@@ -79,6 +79,8 @@ COMMANDS: Mapping[str, Command | Group] = MappingProxyType(
         ),
         "exec": _EXEC,
         "observe": _OBSERVE,
+        "walk": Command("Search a model's features, layer by layer.", "larql.cli.walk"),
+        "describe": Command("Tell which features a token or text lights up.", "larql.cli.describe"),
         "report": Command("Draw a run record as a page, or as a picture.", "larql.cli.report"),
         "vindex3": Group(
             "Commands on VINDEX3 containers.",

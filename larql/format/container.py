@@ -351,10 +351,7 @@ def _verify_files(container: Container, progress: Progress) -> Iterator[Defect]:
 def _verify_representation(container: Container, value: Representation) -> Defect | None:
     try:
         if container.index.holds_banks(value.segment):
-            from larql.format.banks import described_regions
-
-            names = container.bank_names(value.segment)
-            described_regions([container.bank_file(name) for name in names], value)
+            container.entries(value)
         else:
             segment = container.segment(value.segment)
             segment.check(value.tensor, value.encoding, value.shape)
