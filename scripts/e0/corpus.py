@@ -58,6 +58,7 @@ _DECODED = (
     "provenance.operand_reads",
     "provenance.operand_bytes",
 )
+_WALKED = ("fingerprint", "query", "authority", "banks", "dropped", "notes")
 _VERSION = ("schema", "generation", "authority", "fidelity", "encodings")
 
 
@@ -78,12 +79,19 @@ def rows_of(generation: str) -> tuple[Row, ...]:
                 keep=_DECODED,
             )
         )
+    if generation in _SEARCHED:
+        for number, prompt in enumerate(PROMPTS):
+            asked = ("walk", "{artifact}", "--prompt", prompt, "--top-k", "{top_k}", "--quiet")
+            rows.append(Row(f"walk_p{number}", (*asked, "--json"), keep=_WALKED))
     if generation in _SLICED:
         for preset in PRESETS:
             asked = ("slice", "{artifact}", "--preset", preset, "--dry-run")
             rows.append(Row(f"slice_{preset}", asked))
     return tuple(rows)
 
+
+_SEARCHED = frozenset({"VINDEX3"})
+"""Generations whose features this build searches."""
 
 _SLICED = frozenset({"VINDEX3"})
 """Generations that this build cuts."""

@@ -7,7 +7,7 @@ import os
 import shlex
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 
 from scripts.e0.corpus import Corpus, Row, normalise, picked, rows_of
@@ -21,7 +21,7 @@ class NotPossibleError(Exception):
 
 
 def program(command: str | None) -> tuple[str, ...]:
-    """Return the program that is recorded or replayed: of this checkout, unless another is named."""
+    """Return the program that is replayed: that of this checkout, unless another is named."""
     return (sys.executable, "-m", "larql") if command is None else tuple(shlex.split(command))
 
 
@@ -72,9 +72,16 @@ def write(larql: Sequence[str], source: Path, options: Sequence[str], target: Pa
 
 
 def answers(
-    larql: Sequence[str], provenance: Provenance, artifact: Path, scratch: Path
+    larql: Sequence[str],
+    provenance: Provenance,
+    artifact: Path,
+    scratch: Path,
+    only: Collection[str] = (),
 ) -> Iterator[tuple[Row, str]]:
-    """Yield each row with the program's answer: exit status, standard output and error."""
+    """Yield each row with the program's answer: exit status, standard output and error.
+
+    ``only`` names the rows that are asked for; empty: all.
+    """
     words = {
         "artifact": str(artifact),
         "scratch": str(scratch),
@@ -83,6 +90,8 @@ def answers(
     }
     roots = {str(artifact): "<artifact>", str(scratch): "<scratch>", str(ROOT): "<checkout>"}
     for row in rows_of(provenance.generation):
+        if only and row.name not in only:
+            continue
         done = _run(larql, [part.format(**words) for part in row.arguments])
         out = done.stdout
         if row.keep:

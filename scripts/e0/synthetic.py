@@ -130,7 +130,7 @@ def _ffn(at: str, hidden: int, width: int) -> Tensors:
 
 
 def _units(name: str, count: int) -> npt.NDArray[np.float32]:
-    """Return numbers in [-1, 1) that depend on the name alone: 15 bits each, so float32 is exact."""
+    """Return numbers in [-1, 1) that depend on the name alone: 16 bits each, exact in float32."""
     blocks = -(-count * 2 // 32)
     data = b"".join(hashlib.sha256(f"{name} {block}".encode()).digest() for block in range(blocks))
     words = np.frombuffer(data[: 2 * count], "<i2")

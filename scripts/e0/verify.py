@@ -72,9 +72,14 @@ def _recorded(path: Path) -> str | None:
 
 
 def replay(
-    corpus: Corpus, golden: Golden, larql: tuple[str, ...], artifact: Path | None, legs: list[str]
+    corpus: Corpus,
+    golden: Golden,
+    larql: tuple[str, ...],
+    artifact: Path | None,
+    legs: list[str],
+    only: list[str],
 ) -> Iterator[Verdict]:
-    """Yield the verdict of each row of the legs that are asked for.
+    """Yield the verdict of each row of the legs that are asked for; of ``only`` these rows, if any.
 
     Raises
     ------
@@ -115,11 +120,11 @@ def replay(
         if files_text(kept) != recorded:
             raise NotPossibleError(f"{kept}: is not the recorded container of {corpus.name}")
         wanted = set()
-        for row, found in answers(larql, provenance, kept, scratch):
+        for row, found in answers(larql, provenance, kept, scratch, only):
             wanted.add(row.name)
             yield compare(row.name, row.compare, _recorded(golden.row(row.name)), found)
         for path in sorted(golden.directory.glob("rows/*.txt")):
-            if path.stem not in wanted:
+            if path.stem not in wanted and (not only or path.stem in only):
                 yield Verdict(path.stem, path.read_text(encoding="utf-8"), "no such row\n", False)
 
 
@@ -154,6 +159,7 @@ def main() -> int:
     parser.add_argument("--diff", action="store_true", help="show what changed")
     parser.add_argument("--larql", metavar="CMD", help="the program to hold to the record")
     parser.add_argument("--leg", choices=LEGS, action="append", help="only this one")
+    parser.add_argument("--row", action="append", default=[], help="only this one")
     parser.add_argument("--artifact", type=Path, help="the recorded container of one corpus")
     parser.add_argument("--goldens", type=Path, default=GOLDENS, help="a record elsewhere")
     options = parser.parse_args()
@@ -168,7 +174,9 @@ def main() -> int:
         for name in names:
             golden = Golden(options.goldens / name)
             larql, legs = program(options.larql), options.leg or list(LEGS)
-            verdicts = list(replay(CORPORA[name], golden, larql, options.artifact, legs))
+            verdicts = list(
+                replay(CORPORA[name], golden, larql, options.artifact, legs, options.row)
+            )
             _report(name, verdicts, diff=options.diff)
             bad += sum(not verdict.same for verdict in verdicts)
     except (NotPossibleError, ValueError) as error:

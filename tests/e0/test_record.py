@@ -1,4 +1,4 @@
-"""The preservation record: what its normaliser removes, what a replay sees, and its own verdicts."""
+"""The preservation record: what its normaliser removes, what a replay sees, its verdicts."""
 
 from __future__ import annotations
 
@@ -17,12 +17,17 @@ ROOT = Path(__file__).parents[2]
 SMALL = [name for name, corpus in CORPORA.items() if corpus.gate == "ci"]
 
 STUB = """
-import subprocess, sys
-done = subprocess.run([sys.executable, "-m", "larql", *sys.argv[1:]], capture_output=True, text=True)
-out = done.stdout.replace('"generated": [', '"generated": [ 7,') if sys.argv[1] == "exec" else done.stdout
+import contextlib, io, sys
+from larql.cli.main import main
+
+written = io.StringIO()
+with contextlib.redirect_stdout(written):
+    status = main(sys.argv[1:])
+out = written.getvalue()
+if sys.argv[1] == "exec":
+    out = out.replace('"generated": [', '"generated": [ 7,')
 sys.stdout.write(out)
-sys.stderr.write(done.stderr)
-sys.exit(done.returncode)
+sys.exit(status)
 """
 
 
@@ -78,8 +83,9 @@ def test_of_a_json_answer_the_fields_of_the_row_are_kept() -> None:
 def test_the_rows_are_those_of_the_record() -> None:
     rows = {row.name: row for row in rows_of("VINDEX3")}
     expected = {"verify", "show", "index_version"}
-    expected |= {f"decode_p{n}" for n in range(len(PROMPTS))} | {f"slice_{p}" for p in PRESETS}
-    assert expected <= set(rows)
+    expected |= {f"{kind}_p{n}" for kind in ("walk", "decode") for n in range(len(PROMPTS))}
+    expected |= {f"slice_{preset}" for preset in PRESETS}
+    assert set(rows) == expected
     assert [name for name, row in rows.items() if row.compare == "set"] == ["verify"]
     assert PROMPTS == ("The capital of France is", "def fibonacci(n):", "Water boils at")
 
@@ -133,7 +139,7 @@ def test_provenance_has_no_defaults(tmp_path: Path) -> None:
 def test_a_program_whose_decoding_changed_fails_its_three_rows_and_no_other(tmp_path: Path) -> None:
     stub = tmp_path / "stub.py"
     stub.write_text(STUB)
-    done = verify("dense", "--larql", f"{sys.executable} {stub}", "--diff")
+    done = verify("dense", "--larql", f"{sys.executable} {stub}", "--diff", "--leg", "reader")
     assert done.returncode == 1, done.stderr
     wrong = [line for line in done.stdout.splitlines() if line.endswith(" differs")]
     assert wrong == [f"dense: decode_p{n} differs" for n in range(3)]
@@ -150,7 +156,8 @@ def test_an_exit_status_is_part_of_a_row(tmp_path: Path) -> None:
     row.write_text(text.replace("exit 2", "exit 0"), encoding="utf-8")
     (copy / "rows" / "gone.txt").write_text("exit 0\n", encoding="utf-8")
     (copy / "rows" / "show.txt").unlink()
-    done = verify("dense", "--goldens", tmp_path, "--leg", "reader")
+    rows = ("--row", "show", "--row", "slice_router", "--row", "gone")
+    done = verify("dense", "--goldens", tmp_path, "--leg", "reader", *rows)
     assert done.returncode == 1
     wrong = [line for line in done.stdout.splitlines() if line.startswith("dense: ")][:-1]
     assert wrong == [
