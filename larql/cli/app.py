@@ -73,6 +73,7 @@ COMMANDS: Mapping[str, Command | Group] = MappingProxyType(
         "represent": Command(
             "Write a container that holds further representations.", "larql.cli.represent"
         ),
+        "slice": Command("Cut a container down to a part of itself.", "larql.cli.slice"),
         "reconstruct": Command("Write a container's checkpoint back.", "larql.cli.reconstruct"),
         "tokenize": Command("Convert text to token ids, and back.", "larql.cli.tokenize"),
         "perplexity": Command("Measure a model on a text file.", "larql.cli.perplexity"),
@@ -81,6 +82,8 @@ COMMANDS: Mapping[str, Command | Group] = MappingProxyType(
         ),
         "exec": _EXEC,
         "observe": _OBSERVE,
+        "walk": Command("Search a model's features, layer by layer.", "larql.cli.walk"),
+        "describe": Command("Tell which features a token or text lights up.", "larql.cli.describe"),
         "report": Command("Draw a run record as a page, or as a picture.", "larql.cli.report"),
         "vindex3": Group(
             "Commands on VINDEX3 containers.",

@@ -15,7 +15,7 @@ from larql.format.container import Container
 from larql.format.moe.capability import Capability, capability_of
 from larql.format.moe.findings import Operation
 
-__all__ = ["command"]
+__all__ = ["command", "headline"]
 
 PartialOption = Annotated[
     bool,
@@ -84,7 +84,7 @@ def _print(found: Capability) -> None:
     render.line(f"profile {render.printable(profile)}")
     for operation in found.operations:
         render.line()
-        render.line(render.printable(_headline(operation)))
+        render.line(render.printable(headline(operation)))
         for group in operation.groups:
             kind = "choice" if len(group.usable) > 1 else "one alternative serves"
             usable = ", ".join(group.usable) or "none"
@@ -97,7 +97,8 @@ def _print(found: Capability) -> None:
             render.line(render.printable(f"    note: {note}"))
 
 
-def _headline(operation: Operation) -> str:
+def headline(operation: Operation) -> str:
+    """Return in one line whether an operation is admitted, how well, and what bound it."""
     subject = "document" if operation.component is None else operation.component
     head = f"{operation.name} ({subject}, scope {operation.scope})"
     covered = (

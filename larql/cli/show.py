@@ -81,6 +81,7 @@ def _identity(container: Container) -> list[tuple[str, object]]:
         ("source", source.get("format")),
         ("source sha256", _few(hashes)),
         ("authority", index.authority),
+        ("derived from", index.derived_from_model),
         ("fidelity", _fidelity_text(container)),
         ("end of text", ", ".join(map(str, end_ids(container, None))) or None),
         ("parameters", f"{_parameters(container):,}"),

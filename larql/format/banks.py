@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from larql.errors import ContainerError
+from larql.errors import ContainerError, ResidencyRefusal
 from larql.format.index import Representation
 from larql.format.lyrw.codes import format_code, packing_of
 from larql.format.lyrw.tables import Bank, RegionSchema
@@ -16,7 +16,13 @@ if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
-__all__ = ["BANK_SCHEMA", "EntryRegions", "entry_regions", "find_schema", "region_name"]
+__all__ = [
+    "BANK_SCHEMA",
+    "EntryRegions",
+    "entry_regions",
+    "find_schema",
+    "region_name",
+]
 
 BANK_SCHEMA = "lyrw"
 """``schema`` of a segment that holds expert banks."""
@@ -59,33 +65,55 @@ class EntryRegions:
     ----------
     bank_id : int
     schema : RegionSchema
-    files : tuple of BankFile
-        For each entry the file that holds it.
+    files : tuple of BankFile or None
+        For each entry the file that holds it; None where others hold it.
     """
 
     bank_id: int
     schema: RegionSchema
-    files: tuple[BankFile, ...]
+    files: tuple[BankFile | None, ...]
 
     def stored(self, entry: int) -> npt.NDArray[np.uint8]:
-        """Return one entry's region as stored, a read-only mapped view ``uint8 [nbytes]``."""
-        return self.files[entry].stored_bytes(self.bank_id, entry, self.schema)
+        """Return one entry's region as stored, a read-only mapped view ``uint8 [nbytes]``.
+
+        Raises
+        ------
+        ResidencyRefusal
+            If no file here holds the entry.
+        ContainerError
+            If its file was changed after it was opened.
+        """
+        return self._file(entry).stored_bytes(self.bank_id, entry, self.schema)
+
+    def alone(self, entry: int) -> npt.NDArray[np.uint8]:
+        """As :meth:`stored`, of a region that is read and whose neighbours are not."""
+        return self._file(entry).alone(self.bank_id, entry, self.schema)
+
+    def _file(self, entry: int) -> BankFile:
+        file = self.files[entry]
+        if file is None:
+            here = sum(other is not None for other in self.files)
+            raise ResidencyRefusal(
+                f"entry {entry} of bank {self.bank_id} is not resident: the files here hold {here} "
+                f"of {len(self.files)} entries; take the container of the whole model"
+            )
+        return file
 
 
 def entry_regions(files: Sequence[BankFile], value: Representation) -> EntryRegions:
-    """Return where a representation's regions are, of which the files hold all.
+    """Return where a representation's regions are.
 
     Parameters
     ----------
     files : sequence of BankFile
-        The file that the representation names first; the others hold the rest of its bank.
+        The file that the representation names first; the others hold more of its bank.
     value : Representation
 
     Raises
     ------
     ContainerError
-        If it names no schema of a file, entries, shape or encoding are not as the index says, or
-        not every entry is in just one of the files.
+        If it names no schema of a file, entries, shape or encoding are not as the index says, two
+        files hold an entry, or an entry is missing of a bank that is not one of several.
     """
     file = files[0]
     where = f"{file.path}: operand {value.operand}"
@@ -110,11 +138,12 @@ def entry_regions(files: Sequence[BankFile], value: Representation) -> EntryRegi
             if segment.bank_id == bank.bank_id:
                 held += segment.entry_count
                 owners.update(dict.fromkeys(range(segment.first_entry, segment.end), other))
-    if not held == len(owners) == bank.num_entries:
+    several = all(other.tables.one_of_several for other in files)
+    if held != len(owners) or (len(owners) != bank.num_entries and not several):
         raise ContainerError(
             f"{where}: the bank's files hold {held} of {bank.num_entries} entries, expected each "
             f"once"
         )
     return EntryRegions(
-        bank.bank_id, schema, tuple(owners[entry] for entry in range(bank.num_entries))
+        bank.bank_id, schema, tuple(owners.get(entry) for entry in range(bank.num_entries))
     )

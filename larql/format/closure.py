@@ -7,7 +7,7 @@ close is not written, and does not bind.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 from larql.format.graph import Block, Component, DraftInput, PerLayerEmbedding, SoftmaxAttention
 from larql.format.index import Representation
@@ -162,7 +162,9 @@ def _check_sources(component: Component, block: Block, layer: int, where: str) -
 
 
 def check_closure(
-    component: Component, representations: Mapping[str, Representation]
+    component: Component,
+    representations: Mapping[str, Representation],
+    elsewhere: Callable[[str], bool] = lambda _operand: False,
 ) -> list[Defect]:
     """Return what keeps a component's operands from closing, in execution order.
 
@@ -172,12 +174,16 @@ def check_closure(
         The component to close.
     representations : mapping
         Operand name to the representation that would be bound.
+    elsewhere : callable
+        Says of an operand whether it is declared to be left out, so that it may be missing.
     """
     defects = check_geometry(component)
     seen: set[tuple[str, str]] = set()
     for contract in operand_contracts(component):
         representation = representations.get(contract.name)
         if representation is None:
+            if elsewhere(contract.name):
+                continue
             problem = f"operand {contract.name} of {contract.use} is not in the container"
         elif representation.shape != contract.shape:
             problem = (

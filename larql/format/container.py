@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -30,6 +30,7 @@ from larql.format.segment import Segment, hash_file
 if TYPE_CHECKING:
     from larql.format.banks import EntryRegions
     from larql.format.lyrw.v2 import BankFile
+    from larql.format.moe.manifest import Storage
     from larql.format.moe.profiles import Selection
 
 __all__ = ["Container", "EncodingShare", "is_container", "verify_container"]
@@ -214,15 +215,21 @@ class Container:
         return self._bank_files[name]
 
     @cached_property
-    def _storages(self) -> Mapping[str, tuple[str, ...]]:
-        """By file, all files that hold a bank together."""
+    def storages(self) -> Mapping[str, Storage]:
+        """By file of banks, the storage that it is one file of.
+
+        Raises
+        ------
+        ContainerError, UnsupportedRefusal
+            If the manifest cannot be read.
+        """
         if self.index.moe_manifest is None:
             return {}
         from larql.format.moe.manifest_json import manifest_from_json
 
         path = self.path / self.index.moe_manifest
         manifest = manifest_from_json(load_json(path), str(path))
-        return {name: item.files for item in manifest.storages for name in item.files}
+        return {name: item for item in manifest.storages for name in item.files}
 
     def bank_names(self, name: str) -> tuple[str, ...]:
         """Return the files of which one holds a part of a bank, that one first.
@@ -234,7 +241,8 @@ class Container:
         """
         if not self.bank_file(name).tables.one_of_several:
             return (name,)
-        others = self._storages.get(name, (name,))
+        storage = self.storages.get(name)
+        others = () if storage is None else storage.files
         return (name, *(other for other in others if other != name))
 
     def entries(self, value: Representation) -> EntryRegions:
@@ -295,10 +303,17 @@ def verify_container(container: Container, progress: Progress) -> list[Defect]:
     ):
         if stated != meant:
             defects.append(Defect(INDEX_NAME, f"{name} is {stated}, the graph says {meant}"))
+    from larql.format.moe.profiles import select
+
+    left_out: Callable[[str], bool] = lambda _operand: False  # noqa: E731
+    try:
+        left_out = select(index, None, str(container.path)).elsewhere
+    except LarqlError as error:
+        defects.append(Defect(INDEX_NAME, str(error).removeprefix(f"{container.path}: ")))
     for component in graph.components:
         if component.id not in index.components:
             defects.append(Defect(component.id, "component is not listed in the index"))
-        defects.extend(check_closure(component, container.operands))
+        defects.extend(check_closure(component, container.operands, left_out))
     for name in index.components:
         if name not in {component.id for component in graph.components}:
             defects.append(Defect(name, "component is listed in the index but not in the graph"))

@@ -11,6 +11,7 @@ import hashlib
 import mmap
 import os
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -30,7 +31,15 @@ if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
-__all__ = ["Segment", "SegmentTensor", "hash_file", "stored_shape", "write_segment", "write_stream"]
+__all__ = [
+    "Segment",
+    "SegmentTensor",
+    "advise_alone",
+    "hash_file",
+    "stored_shape",
+    "write_segment",
+    "write_stream",
+]
 
 _CHUNK = 8 << 20
 _POPULATE_READ = 22  # MADV_POPULATE_READ (Linux 5.14), which Python has no name for
@@ -119,6 +128,14 @@ def hash_file(path: Path) -> FileEntry:
     return FileEntry(size, digest.hexdigest())
 
 
+def advise_alone(mapped: mmap.mmap, begin: int, end: int) -> None:
+    """Have the system read a range of a mapping now, and nothing around what is read later."""
+    first = begin - begin % mmap.PAGESIZE
+    with suppress(OSError):
+        mapped.madvise(mmap.MADV_RANDOM)
+        mapped.madvise(mmap.MADV_WILLNEED, first, end - first)
+
+
 class Segment:
     """A segment opened for reading: its header is parsed, its payload mapped on first use.
 
@@ -178,6 +195,17 @@ class Segment:
             count=entry.end - entry.begin,
             offset=self.header.data_start + entry.begin,
         )
+
+    def alone(self, name: str) -> npt.NDArray[np.uint8]:
+        """As :meth:`bytes_of`, of a tensor that is read and whose neighbours are not.
+
+        The system is told so, because it reads ahead of what a mapping is asked for.
+        """
+        entry = self.header.entries[name]
+        begin, end = self.header.data_start + entry.begin, self.header.data_start + entry.end
+        if begin < end:
+            advise_alone(self._mapped(), begin, end)
+        return self.bytes_of(name)
 
     def prefault(self, name: str) -> None:
         """Read a tensor's stored bytes into memory and map them, before anything uses them.

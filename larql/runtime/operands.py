@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -126,12 +127,7 @@ class OperandStore:
             If the operand is not in the container, has another shape, or its segment is missing,
             damaged or contradicts the index.
         """
-        representation = self.selection.serving(name, str(self.container.path))
-        if representation.shape != shape:
-            raise BindingDefect(
-                f"{self.container.path}: operand {name} has shape {list(representation.shape)}, "
-                f"expected {list(shape)}"
-            )
+        representation = self._representation(name, shape)
         try:
             if self.container.index.holds_banks(representation.segment):
                 return self._fetch_bank(representation)
@@ -146,6 +142,16 @@ class OperandStore:
         self.bytes_read += int(data.nbytes)
         return StoredOperand(name, representation.encoding, shape, data)
 
+    def _representation(self, name: str, shape: tuple[int, ...]) -> Representation:
+        """Return what serves an operand, if it has the shape that the operation needs."""
+        representation = self.selection.serving(name, str(self.container.path))
+        if representation.shape != shape:
+            raise BindingDefect(
+                f"{self.container.path}: operand {name} has shape {list(representation.shape)}, "
+                f"expected {list(shape)}"
+            )
+        return representation
+
     def _fetch_bank(self, value: Representation) -> StoredBank:
         regions = self.container.entries(value)
         for name in self.container.bank_names(value.segment):
@@ -154,6 +160,56 @@ class OperandStore:
         self.reads += len(entries)
         self.bytes_read += sum(int(entry.nbytes) for entry in entries)
         return StoredBank(value.operand, value.encoding, value.shape, entries)
+
+    def fetch_alone(self, name: str, shape: tuple[int, ...]) -> StoredOperand:
+        """Map an operand of a file of tensors whose neighbours are not read with it.
+
+        Raises
+        ------
+        ResidencyRefusal, BindingDefect
+            As :meth:`fetch`.
+        """
+        found = self.fetch(name, shape)
+        if isinstance(found, StoredBank):
+            raise BindingDefect(
+                f"operand {name}: has an entry for each expert, expected one matrix"
+            )
+        segment, tensor = self._fetched[name]
+        segment.alone(tensor)
+        return found
+
+    def fetch_entries_alone(
+        self, name: str, shape: tuple[int, ...], wanted: Sequence[int] | None = None
+    ) -> Iterator[tuple[int, StoredOperand]]:
+        """Yield entries of an operand of experts, and read none of what lies between them.
+
+        Parameters
+        ----------
+        name : str
+        shape : tuple of int
+        wanted : sequence of int or None
+            Ascending; None: all that are here.
+
+        Raises
+        ------
+        ResidencyRefusal
+            If an entry that is wanted is not here.
+        BindingDefect
+            As :meth:`fetch`.
+        """
+        value = self._representation(name, shape)
+        try:
+            regions = self.container.entries(value)
+            for file in self.container.bank_names(value.segment):
+                self.container.check_bytes(file)
+        except ContainerError as error:
+            raise BindingDefect(f"operand {name}: {error}") from error
+        here = [entry for entry, file in enumerate(regions.files) if file is not None]
+        for entry in here if wanted is None else wanted:
+            data = regions.alone(entry)
+            self.reads += 1
+            self.bytes_read += int(data.nbytes)
+            yield entry, StoredOperand(f"{name}[{entry}]", value.encoding, shape[1:], data)
 
     def prefault(self, name: str) -> None:
         """Bring an operand that has been fetched into memory.

@@ -428,7 +428,9 @@ def test_a_decision_has_its_three_sections(page: Path) -> None:
 
 
 def test_decisions_are_numbered_and_listed() -> None:
-    assert [int(page.name[:4]) for page in DECISIONS] == list(range(1, len(DECISIONS) + 1))
+    # Numbers are given out before pages land, so one may be missing for a while.
+    numbers = [int(page.name[:4]) for page in DECISIONS]
+    assert len(set(numbers)) == len(numbers)
     index = (DOCS / "decisions" / "README.md").read_text(encoding="utf-8")
     assert re.findall(r"\]\((\d{4}-[\w-]+\.md)\)", index) == [page.name for page in DECISIONS]
 

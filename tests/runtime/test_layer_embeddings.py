@@ -162,7 +162,7 @@ def test_a_range_without_the_layer_whose_keys_it_needs_is_refused(
         (("layers", 3, "blocks", 0, "mixer", "shared"), 1, "which keeps none before it of that"),
         (("layers", 3, "blocks", 0, "mixer", "shared"), 3, "which keeps none before it"),
         (("layers", 3, "blocks", 0, "mixer", "shared"), 5, "which keeps none before it"),
-        (("per_layer", "layers"), 5, "layers is 5, expected 6"),
+        (("per_layer", "layers"), 5, "layers is 5, expected at least 6"),
         (("per_layer", "vocab"), 70, "vocab is 70, expected at least 80"),
         (("per_layer", "width"), 4, "width is 8, expected 4"),
         (("per_layer",), None, "the component has no table"),

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from larql.errors import ContainerError
 from larql.format.generation import Generation
 from larql.format.lyrw.prelude import check_prelude
+from larql.format.segment import advise_alone
 from larql.format.untrusted import POINTER_LIMIT, open_regular, read_exactly
 
 if TYPE_CHECKING:
@@ -93,6 +94,14 @@ class MappedFile:
         """
         import numpy as np
 
+        return np.frombuffer(self._mapped(), dtype=np.uint8, count=length, offset=offset)
+
+    def alone(self, offset: int, length: int) -> npt.NDArray[np.uint8]:
+        """As :meth:`view`, of bytes that are read and whose neighbours are not."""
+        advise_alone(self._mapped(), offset, offset + length)
+        return self.view(offset, length)
+
+    def _mapped(self) -> mmap.mmap:
         if self._map is None:
             with open_regular(self.path, ContainerError) as (descriptor, status):
                 if _identity(status) != self._identity:
@@ -100,7 +109,7 @@ class MappedFile:
                         f"{self.path}: was changed after it was opened; open it again"
                     )
                 self._map = mmap.mmap(descriptor, 0, access=mmap.ACCESS_READ)
-        return np.frombuffer(self._map, dtype=np.uint8, count=length, offset=offset)
+        return self._map
 
 
 def _identity(status: os.stat_result) -> tuple[int, int, int, int]:

@@ -219,6 +219,17 @@ class BankFile:
         extent = self.extent(bank_id, entry, schema)
         return self._mapped.view(extent.offset, extent.length)
 
+    def alone(self, bank_id: int, entry: int, schema: RegionSchema) -> npt.NDArray[np.uint8]:
+        """As :meth:`stored_bytes`, of a region that is read and whose neighbours are not.
+
+        Raises
+        ------
+        BindingDefect, ResidencyRefusal, ContainerError
+            As :meth:`stored_bytes`.
+        """
+        extent = self.extent(bank_id, entry, schema)
+        return self._mapped.alone(extent.offset, extent.length)
+
     def stored_rows(self, bank_id: int, entry: int, schema: RegionSchema) -> npt.NDArray[np.uint8]:
         """Return a region by its rows, a read-only mapped view ``uint8 [rows, row bytes]``.
 

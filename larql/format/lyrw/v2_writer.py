@@ -24,7 +24,7 @@ from larql.format.lyrw.tables import (
 )
 from larql.format.lyrw.v2 import ALIGNMENT, pair_problem, segments_with_banks
 
-__all__ = ["BankWriter", "check_plan", "write_banks"]
+__all__ = ["BankWriter", "check_plan", "planned_regions", "write_banks"]
 
 
 class BankWriter:
@@ -33,7 +33,7 @@ class BankWriter:
     def __init__(self, stream: BinaryIO, tables: Tables, where: str) -> None:
         self._stream = stream
         self._where = where
-        self._planned = _planned(tables)
+        self._planned = planned_regions(tables)
         self._next = next(self._planned, None)
         self._total = tables.region_count
         self._position = len(tables.to_bytes()) + entry_table_bytes(tables)
@@ -91,7 +91,8 @@ class BankWriter:
             )
 
 
-def _planned(tables: Tables) -> Iterator[tuple[Bank, int, RegionSchema]]:
+def planned_regions(tables: Tables) -> Iterator[tuple[Bank, int, RegionSchema]]:
+    """Yield bank, entry and schema of each region in the order in which a file holds them."""
     for segment, bank in segments_with_banks(tables):
         for entry in range(segment.first_entry, segment.end):
             for schema in bank.schemas:

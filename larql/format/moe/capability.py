@@ -27,11 +27,11 @@ from larql.format.moe.examine import Examiner
 from larql.format.moe.findings import Cause, Diagnosis, Operation, diagnose
 from larql.format.moe.manifest import Manifest
 from larql.format.moe.manifest_json import manifest_from_json
-from larql.format.moe.profiles import Selection, document_selection, selection_of
+from larql.format.moe.profiles import Selection, document_selection, select, selection_of
 from larql.format.moe.states import Executable
 from larql.format.moe.walk_routes import walk
 
-__all__ = ["Capability", "capability_of"]
+__all__ = ["Capability", "capability_of", "sound_manifest", "walk_of"]
 
 
 @dataclass(frozen=True)
@@ -98,6 +98,37 @@ def capability_of(
         operations.append(decode(examiner, component, manifest, broken, producers))
     operations.append(_reconstruct(container, selection, () if components else broken))
     return Capability(selection.profile, selection.chain, tuple(operations))
+
+
+def walk_of(
+    container: Container, component: str | None, partial: bool, layers: tuple[int, int] | None
+) -> Operation:
+    """Ask whether a component's banks can be searched, under the container's own profile.
+
+    Parameters
+    ----------
+    container : Container
+    component : str or None
+        None: the container has no graph, and its manifest's banks are meant.
+    partial, layers
+        As :func:`capability_of`.
+
+    Raises
+    ------
+    UsageError
+        If no layer of the range has a bank.
+    ContainerError
+        If a profile is malformed.
+    """
+    manifest, broken = _manifest(container)
+    found = None if component is None else container.component(component)
+    examiner = Examiner(container, select(container.index, None, str(container.path)))
+    return walk(examiner, found, manifest, broken, partial=partial, layers=layers)
+
+
+def sound_manifest(container: Container) -> Manifest | None:
+    """Return a container's manifest, None if it has none that is sound."""
+    return _manifest(container)[0]
 
 
 def _components(container: Container) -> tuple[tuple[Component, ...], list[Diagnosis]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from larql.format.graph import Component, RoutedFfn
+from larql.format.index import Representation
 from larql.format.moe.manifest import (
     Dims,
     ExpertBank,
@@ -17,26 +18,56 @@ from larql.format.moe.manifest import (
     TopK,
 )
 
-__all__ = ["ROUTED_BANK", "manifest_of"]
+__all__ = ["ROUTED_BANK", "bank_files_of", "manifest_of"]
 
 ROUTED_BANK = 0
 """Id of the routed experts' bank in each file."""
 
 
+def bank_files_of(
+    component: Component, representations: Mapping[str, Representation]
+) -> dict[int, str]:
+    """Return by layer the file in which the operands of its experts begin.
+
+    Parameters
+    ----------
+    component : Component
+    representations : mapping
+        Those of a container, by whatever key. Layers of which it holds no experts are left out.
+    """
+    segments: dict[str, str] = {}
+    for value in representations.values():
+        segments.setdefault(value.operand, value.segment)
+    found = {}
+    for layer in component.layers:
+        for block in layer.blocks:
+            if isinstance(block.mixer, RoutedFfn):
+                named = (
+                    segments[contract.name]
+                    for contract in block.mixer.bank.contracts(layer.index, block.mixer.router.top)
+                    if contract.name in segments
+                )
+                first = next(named, None)
+                if first is not None:
+                    found[layer.index] = first
+    return found
+
+
 def manifest_of(component: Component, files: Mapping[int, str]) -> Manifest | None:
-    """Return the manifest of a component, None if it routes nothing.
+    """Return the manifest of a component's experts, None if it holds none.
 
     Parameters
     ----------
     component : Component
     files : mapping
-        The file of each routed layer's banks.
+        The file of each routed layer's banks. Layers without one are not in the manifest: their
+        experts are elsewhere.
     """
     layers = []
     storages = []
     for layer in component.layers:
         for block in layer.blocks:
-            if isinstance(block.mixer, RoutedFfn):
+            if isinstance(block.mixer, RoutedFfn) and layer.index in files:
                 key = f"layer_{layer.index:03d}"
                 layers.append(_layer(layer.index, block.mixer, key))
                 storages.append(Storage(key, (files[layer.index],), ROUTED_BANK))

@@ -19,7 +19,15 @@ from larql.format.graph import Component
 from larql.format.index import Index, Representation
 from larql.format.untrusted import shown
 
-__all__ = ["DEFAULT", "Selection", "Selector", "document_selection", "select", "selection_of"]
+__all__ = [
+    "DEFAULT",
+    "Selection",
+    "Selector",
+    "document_selection",
+    "parse_selector",
+    "select",
+    "selection_of",
+]
 
 DEFAULT = "default"
 _SELECTOR = re.compile(r"(?P<name>[^\[\]]+)(\[(?P<first>\d{1,9}):(?P<end>\d{1,9})\])?")
@@ -90,6 +98,10 @@ class Selection:
     def is_remote(self, operand: str) -> bool:
         """Return whether an operand is declared to be to be had elsewhere."""
         return any(s.entries is None and s.covers(operand) for s in self.remote)
+
+    def elsewhere(self, operand: str) -> bool:
+        """Return whether an operand may be missing: it is left out, or to be had elsewhere."""
+        return self.omitted(operand) or self.is_remote(operand)
 
     def serving(self, operand: str, where: str) -> Representation:
         """Return the representation that serves an operand.
@@ -281,16 +293,26 @@ def _texts(document: Mapping[str, object], key: str, where: str) -> list[str]:
     return value
 
 
+def parse_selector(text: object) -> Selector | None:
+    """Return what a selector means, None where it is none."""
+    match = _SELECTOR.fullmatch(text) if isinstance(text, str) else None
+    if match is None:
+        return None
+    first, end = match["first"], match["end"]
+    if first is None or end is None:
+        return Selector(match["name"])
+    entries = int(first), int(end)
+    return Selector(match["name"], entries) if entries[0] < entries[1] else None
+
+
 def _selectors(document: Mapping[str, object], key: str, where: str) -> list[Selector]:
     found = []
     for text in _texts(document, key, where):
-        match = _SELECTOR.fullmatch(text)
-        first, end = (match["first"], match["end"]) if match else (None, None)
-        entries = None if first is None or end is None else (int(first), int(end))
-        if match is None or (entries is not None and entries[0] >= entries[1]):
+        selector = parse_selector(text)
+        if selector is None:
             raise ContainerError(
                 f"{where}: `{key}` names {shown(text)}, expected a component, an object or an "
                 f"operand, with a range of entries as [first:end] if some are meant"
             )
-        found.append(Selector(match["name"], entries))
+        found.append(selector)
     return found

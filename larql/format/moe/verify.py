@@ -8,10 +8,10 @@ from pathlib import Path
 
 from larql.errors import LarqlError
 from larql.format.closure import Defect
-from larql.format.graph import Component, RoutedFfn
+from larql.format.graph import Component
 from larql.format.index import INDEX_NAME, Index, load_json
 from larql.format.moe.defects import manifest_defects
-from larql.format.moe.from_graph import manifest_of
+from larql.format.moe.from_graph import bank_files_of, manifest_of
 from larql.format.moe.manifest import Manifest
 from larql.format.moe.manifest_json import manifest_from_json
 
@@ -29,12 +29,7 @@ def verify_manifest(container: Path, index: Index, component: Component) -> Iter
     component : Component
         That routes to them.
     """
-    files = {
-        layer.index: index.representations[block.mixer.bank.down].segment
-        for layer in component.layers
-        for block in layer.blocks
-        if isinstance(block.mixer, RoutedFfn) and block.mixer.bank.down in index.representations
-    }
+    files = bank_files_of(component, index.representations)
     name = index.moe_manifest
     if name is None:
         if files:
@@ -48,10 +43,7 @@ def verify_manifest(container: Path, index: Index, component: Component) -> Iter
         return
     for defect in manifest_defects(manifest):
         yield Defect(name, defect.message)
-    try:
-        meant = manifest_of(component, files)
-    except KeyError:
-        return  # an operand of experts is missing, which is a defect of its own
+    meant = manifest_of(component, files)
     for storage in manifest.storages:
         for file in storage.files:
             if file not in index.segments:

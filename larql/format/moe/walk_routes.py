@@ -25,7 +25,7 @@ from larql.format.moe.traversal import Tier
 from larql.format.operations.contract import OperandContract
 from larql.format.operations.linear import Linear
 
-__all__ = ["walk"]
+__all__ = ["searched_rows", "walk"]
 
 Region = tuple[str, str]
 _OUTSIDE = Absent(Why.OUTSIDE, "its layer was not asked for")
@@ -41,6 +41,11 @@ class _Target:
     diagnoses: tuple[Diagnosis, ...]
     partial: bool = False
     omitted: bool = False
+
+
+def searched_rows(ffn: DenseFfn) -> Linear:
+    """Return the rows of a dense feed-forward network that let its neurons fire."""
+    return ffn.up if ffn.gate is None else ffn.gate
 
 
 def walk(
@@ -164,8 +169,7 @@ def _of_bank(report: BankReport, layer: int, more: Sequence[Diagnosis] = ()) -> 
 
 
 def _dense(examiner: Examiner, name: str, ffn: DenseFfn, layer: int) -> _Target:
-    rows: Linear = ffn.up if ffn.gate is None else ffn.gate
-    contracts = list(rows.contracts(layer, "walk"))
+    contracts = list(searched_rows(ffn).contracts(layer, "walk"))
     regions: list[Region] = []
     diagnoses = list(contradictions(examiner.selection, contracts))
     for contract in contracts:

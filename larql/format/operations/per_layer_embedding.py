@@ -12,7 +12,6 @@ from larql.format.operations.contract import (
     Site,
     above_0,
     at_least_1,
-    equal,
 )
 from larql.format.operations.dense_ffn import Activation
 from larql.format.operations.linear import Linear, Norm
@@ -30,6 +29,7 @@ class PerLayerTable:
     weight : str
         Operand of shape ``[vocab, layers * width]``.
     vocab, layers, width : int
+        A component of fewer layers reads the first parts of each row.
     scale : float
         Factor of the row.
     """
@@ -48,7 +48,8 @@ class PerLayerTable:
     def defects(self, tokens: int, layers: int, where: str) -> Iterator[Defect]:
         """Yield the contradictions with a component of so many tokens and layers."""
         yield from at_least_1(where, ("width", self.width))
-        yield from equal(where, "layers", self.layers, layers)
+        if self.layers < layers:
+            yield Defect(where, f"layers is {self.layers}, expected at least {layers}")
         if self.vocab < tokens:
             yield Defect(where, f"vocab is {self.vocab}, expected at least {tokens}")
 

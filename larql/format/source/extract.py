@@ -49,6 +49,8 @@ from larql.format.tokenizer import (
 )
 
 __all__ = [
+    "GRAPH_NAME",
+    "MANIFEST_NAME",
     "Extraction",
     "check_apart",
     "extract",

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from larql.errors import PlatformError, UnsupportedRefusal, UsageError
 from larql.provenance import format_cap
 from larql.runtime.backends.base import Backend
 
-__all__ = ["ACTIVATIONS", "BACKENDS", "KV_FORMS", "make_backend"]
+if TYPE_CHECKING:
+    from larql.runtime.backends.production.arithmetic import Arithmetic
+
+__all__ = ["ACTIVATIONS", "BACKENDS", "KV_FORMS", "make_backend", "production_arithmetic"]
 
 BACKENDS = ("production", "reference")
 ACTIVATIONS = ("f32", "q8")
@@ -63,7 +68,29 @@ def make_backend(
     raise UsageError(f"--backend {name!r}: expected one of {', '.join(BACKENDS)}")
 
 
+def production_arithmetic(threads: int | None = None) -> Arithmetic:
+    """Return fresh arithmetic of the production backend, exact in its activations.
+
+    Raises
+    ------
+    PlatformError
+        If the kernels cannot run on this machine.
+    """
+    _configure(threads)
+    from larql.runtime.backends.production.arithmetic import Arithmetic
+
+    return Arithmetic("f32")
+
+
 def _production(threads: int | None, activations: str, kv: str) -> Backend:
+    count = _configure(threads)
+    from larql.runtime.backends.production.backend import ProductionBackend
+
+    return ProductionBackend(count, activations, kv)
+
+
+def _configure(threads: int | None) -> int:
+    """Settle the environment of the kernels; return the number of threads."""
     from larql.kernels import setup
 
     try:
@@ -72,8 +99,7 @@ def _production(threads: int | None, activations: str, kv: str) -> Backend:
     except (ValueError, RuntimeError) as error:
         raise PlatformError(f"the production kernels cannot run: {error}") from None
     from larql.kernels.threads import set_threads
-    from larql.runtime.backends.production.backend import ProductionBackend
 
     count = chosen.threads if threads is None else threads
     set_threads(count)
-    return ProductionBackend(count, activations, kv)
+    return count

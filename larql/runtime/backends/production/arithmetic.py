@@ -99,6 +99,20 @@ class Arithmetic:
         self._profiles: dict[str, Float32] = {}
         self._of_thread = _OfThread()
 
+    def check(self, operand: StoredOperand | StoredBank) -> None:
+        """Refuse an operand for whose encoding there is no kernel.
+
+        Raises
+        ------
+        UnsupportedRefusal
+            Naming operand and encoding.
+        """
+        if operand.encoding.name not in BLOCKS:
+            raise UnsupportedRefusal(
+                f"operand {operand.name}: no production kernel for {operand.encoding.name}; run "
+                f"with --backend reference"
+            )
+
     def bind(self, operand: StoredOperand) -> None:
         """Keep a matrix as mapped bytes, and a vector decoded.
 
@@ -107,7 +121,7 @@ class Arithmetic:
         UnsupportedRefusal
             If there is no kernel for its encoding.
         """
-        _check_encoding(operand)
+        self.check(operand)
         self.operands[operand.name] = operand
         if len(operand.shape) == 1:
             self.vectors[operand.name] = _decoded(operand)
@@ -120,7 +134,7 @@ class Arithmetic:
         UnsupportedRefusal
             If there is no kernel for their encoding.
         """
-        _check_encoding(bank)
+        self.check(bank)
         self.banks[bank.name] = bank
         if len(bank.shape) == 2:
             vectors = [_decoded(bank.entry(expert)) for expert in range(bank.shape[0])]
@@ -229,14 +243,6 @@ class Arithmetic:
             bias = None if norm.bias is None else self.vectors[norm.bias]
             layer_norm(x, weight, bias, norm.offset, norm.eps, out)
         return out
-
-
-def _check_encoding(operand: StoredOperand | StoredBank) -> None:
-    if operand.encoding.name not in BLOCKS:
-        raise UnsupportedRefusal(
-            f"operand {operand.name}: no production kernel for {operand.encoding.name}; run "
-            f"with --backend reference"
-        )
 
 
 def _decoded(operand: StoredOperand) -> Float32:

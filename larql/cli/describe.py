@@ -1,0 +1,112 @@
+"""``larql describe``: the features that a token's embedding lights up, over all layers."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from larql.cli import render
+from larql.cli.inputs import TextSource, read_input
+from larql.cli.models import open_model
+from larql.cli.options import Component, Model, Threads, half_open_range
+from larql.cli.output import output_of
+from larql.cli.walk import LayersOption, PartialOption, Writes, hit_document, texts_of, told
+
+__all__ = ["command"]
+
+Subject = Annotated[
+    str,
+    typer.Argument(
+        metavar="TOKEN|TEXT",
+        help="A token id, or text whose last token is meant; text:… for text that is a number.",
+        show_default=False,
+    ),
+]
+Most = Annotated[
+    int, typer.Option("--top-k", metavar="K", min=1, help="Features to list, over all layers.")
+]
+
+
+def command(
+    ctx: typer.Context,
+    model: Model,
+    subject: Subject,
+    top_k: Most = 20,
+    writes: Writes = 5,
+    layers: LayersOption = None,
+    partial: PartialOption = False,
+    component: Component = "target",
+    threads: Threads = None,
+) -> None:
+    """Tell which features a token or text lights up.
+
+    The embedding of the token, or of the text's last one, is searched for in every bank, as larql
+    walk does, and the features of the largest products are listed over all layers, each with its
+    layer and the tokens that it writes.
+
+    Examples
+    --------
+    larql describe model.vindex3 " France"
+
+    larql describe model.vindex3 4649 --layers 10:20 --json
+    """
+    output = output_of(ctx)
+    span = None if layers is None else half_open_range(layers, "--layers")
+    container = open_model(model, output)
+    is_id = subject.isascii() and subject.isdigit()
+    source = (
+        TextSource(tokens=subject) if is_id else TextSource(prompt=subject.removeprefix("text:"))
+    )
+    given = read_input(container, source, add_bos=False)
+    from larql.runtime.walk.run import WalkOptions, walk
+
+    found = walk(
+        container,
+        WalkOptions(top_k, writes, span, partial, threads, component),
+        tokens=given.ids,
+    )
+    tokenizer = given.tokenizer or texts_of(container, found)
+    hits = sorted(
+        ((bank, hit) for bank in found.banks for hit in bank.hits),
+        key=lambda pair: (-pair[1].score, pair[0].layer, pair[0].bank, pair[1].feature),
+    )[:top_k]
+    token = given.ids[-1]
+    text = None if tokenizer is None else tokenizer.token_text(token)
+    if output.json:
+        render.document(
+            output,
+            {
+                "container": container.path.absolute(),
+                "fingerprint": container.fingerprint,
+                "token": token,
+                "text": text,
+                "authority": found.authority.document(),
+                "features": [
+                    {"bank": bank.bank, "layer": bank.layer, **hit_document(hit, tokenizer)}
+                    for bank, hit in hits
+                ],
+                "dropped": list(found.dropped),
+                "notes": list(found.notes),
+            },
+        )
+        return
+    render.line(render.printable(f"token {token}" + ("" if text is None else f" {text!r}")))
+    render.table(
+        ["layer", "bank", "feature", "score", "writes"],
+        [
+            (
+                bank.layer,
+                bank.bank.rsplit("/", 1)[-1],
+                hit.feature,
+                f"{hit.score:.6f}",
+                told(hit, tokenizer),
+            )
+            for bank, hit in hits
+        ],
+        right=["layer", "feature", "score"],
+    )
+    for note in found.notes:
+        render.notice(output, note)
+    for diagnosis in found.dropped:
+        render.line(render.printable(f"dropped: {diagnosis.line()}"))

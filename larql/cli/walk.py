@@ -1,0 +1,226 @@
+"""``larql walk``: search the gates of a model's feed-forward networks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from larql.cli import render
+from larql.cli.inputs import TextSource, exactly_one, read_input
+from larql.cli.models import open_model
+from larql.cli.options import (
+    Component,
+    Model,
+    NoBos,
+    Prompt,
+    PromptFile,
+    Threads,
+    TokenIds,
+    TokensFile,
+    half_open_range,
+)
+from larql.cli.output import output_of
+from larql.errors import TokenizerError, UsageError
+from larql.format.container import Container
+from larql.runtime.container_text import tokenizer_of
+
+if TYPE_CHECKING:
+    from larql.runtime.text import TextTokenizer
+    from larql.runtime.walk.run import Feature, Walk
+
+__all__ = ["Features", "LayersOption", "PartialOption", "Writes", "bank_documents", "command",
+           "texts_of", "told"]  # fmt: skip
+
+VectorOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--vector",
+        metavar="F.npy",
+        help="A vector of the carrier's width to search with, as floats.",
+        show_default=False,
+    ),
+]
+Features = Annotated[
+    int, typer.Option("--top-k", metavar="K", min=1, help="Features to list of each bank.")
+]
+Writes = Annotated[
+    int,
+    typer.Option(
+        "--writes",
+        metavar="N",
+        min=0,
+        help="Tokens to list of each feature; 0 reads no down projection.",
+    ),
+]
+LayersOption = Annotated[
+    str | None,
+    typer.Option(
+        "--layers", metavar="A:B", help="Layers to search, B not included.", show_default="all"
+    ),
+]
+Residuals = Annotated[
+    bool,
+    typer.Option(
+        "--residuals",
+        help="Run the tokens, and search each bank with what it reads at the last one.",
+        show_default=False,
+    ),
+]
+PartialOption = Annotated[
+    bool,
+    typer.Option(
+        "--partial",
+        help="Search the banks that are here; those that are dropped are listed.",
+        show_default=False,
+    ),
+]
+
+
+def command(
+    ctx: typer.Context,
+    model: Model,
+    tokens: TokenIds = None,
+    tokens_file: TokensFile = None,
+    prompt: Prompt = None,
+    prompt_file: PromptFile = None,
+    vector: VectorOption = None,
+    top_k: Features = 10,
+    writes: Writes = 3,
+    layers: LayersOption = None,
+    residuals: Residuals = False,
+    partial: PartialOption = False,
+    no_bos: NoBos = False,
+    component: Component = "target",
+    threads: Threads = None,
+) -> None:
+    """Search a model's features, layer by layer.
+
+    A feature is a row of a gate: it fires by the row's product with what the network reads. Each
+    bank is searched for the features of the largest product with the query, and each comes with
+    the tokens that it writes. The query is a vector, or the embedding of the last token as a run
+    scales it; with --residuals, what each bank really reads there. Only rows that are searched are
+    read, so a slice without the rest of the model serves. Every bank that is asked for is searched,
+    or the command is refused and says what is missing.
+
+    Examples
+    --------
+    larql walk model.vindex3 --prompt "The capital of France is" --top-k 5
+
+    larql walk model.vindex3 --vector direction.npy --layers 8:12 --writes 0 --json
+    """
+    output = output_of(ctx)
+    source = TextSource(tokens, tokens_file, prompt, prompt_file)
+    if vector is not None:
+        exactly_one(
+            {
+                "--tokens": tokens,
+                "--tokens-file": tokens_file,
+                "--prompt": prompt,
+                "--prompt-file": prompt_file,
+                "--vector": vector,
+            }
+        )
+        if residuals:
+            raise UsageError("--residuals runs tokens; it does not go with --vector")
+    span = None if layers is None else half_open_range(layers, "--layers")
+    container = open_model(model, output)
+    from larql.runtime.walk.queries import read_vector
+    from larql.runtime.walk.run import WalkOptions, walk
+
+    asked = None if vector is None else read_vector(vector)
+    given = None if vector is not None else read_input(container, source, add_bos=not no_bos)
+    found = walk(
+        container,
+        WalkOptions(top_k, writes, span, partial, threads, component),
+        vector=asked,
+        tokens=() if given is None else given.ids,
+        residuals=residuals,
+    )
+    tokenizer = texts_of(container, found) if given is None else given.tokenizer
+    tokenizer = tokenizer or texts_of(container, found)
+    if output.json:
+        render.document(
+            output,
+            {
+                "container": container.path.absolute(),
+                "fingerprint": container.fingerprint,
+                "query": {"kind": found.query.kind, "tokens": list(found.query.tokens)},
+                "authority": found.authority.document(),
+                "banks": bank_documents(found, tokenizer),
+                "dropped": list(found.dropped),
+                "notes": list(found.notes),
+                "seconds": found.seconds,
+                "token_seconds": found.token_seconds,
+            },
+        )
+        return
+    render.table(
+        ["layer", "bank", "feature", "score", "writes"],
+        list(_rows(found, tokenizer)),
+        right=["layer", "feature", "score"],
+    )
+    for note in found.notes:
+        render.notice(output, note)
+    for diagnosis in found.dropped:
+        render.line(render.printable(f"dropped: {diagnosis.line()}"))
+
+
+def texts_of(container: Container, found: Walk) -> TextTokenizer | None:
+    """Return the tokenizer that spells the tokens of an answer, None where there is nothing to.
+
+    Ids without text are an answer as well.
+    """
+    if not any(hit.tokens for bank in found.banks for hit in bank.hits):
+        return None
+    try:
+        return tokenizer_of(container)
+    except TokenizerError:
+        return None
+
+
+def told(hit: Feature, tokenizer: TextTokenizer | None) -> str:
+    """Return the tokens that a feature writes, as text or as ids."""
+    if tokenizer is None:
+        return ", ".join(str(token) for token, _ in hit.tokens)
+    return " ".join(repr(tokenizer.token_text(token)) for token, _ in hit.tokens)
+
+
+def _rows(found: Walk, tokenizer: TextTokenizer | None) -> Iterator[tuple[object, ...]]:
+    for bank in found.banks:
+        kind = bank.bank.rsplit("/", 1)[-1]
+        for hit in bank.hits:
+            yield bank.layer, kind, hit.feature, f"{hit.score:.6f}", told(hit, tokenizer)
+
+
+def bank_documents(found: Walk, tokenizer: TextTokenizer | None) -> list[dict[str, object]]:
+    """Return the banks of an answer as JSON."""
+    return [
+        {
+            "bank": bank.bank,
+            "layer": bank.layer,
+            "searched": bank.searched,
+            "features": bank.features,
+            "hits": [hit_document(hit, tokenizer) for hit in bank.hits],
+        }
+        for bank in found.banks
+    ]
+
+
+def hit_document(hit: Feature, tokenizer: TextTokenizer | None) -> dict[str, object]:
+    """Return one feature as JSON."""
+    return {
+        "feature": hit.feature,
+        "expert": hit.expert,
+        "score": hit.score,
+        "writes": [
+            {
+                "token": token,
+                "score": score,
+                "text": None if tokenizer is None else tokenizer.token_text(token),
+            }
+            for token, score in hit.tokens
+        ],
+    }

@@ -1,0 +1,354 @@
+"""A walk: the features of each bank that fire most for a query, and the tokens that they write."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+from larql.errors import (
+    BindingDefect,
+    LarqlError,
+    RefusalKind,
+    ResidencyRefusal,
+    UnsupportedRefusal,
+    UsageError,
+)
+from larql.format.container import Container
+from larql.format.graph import Component
+from larql.format.moe.authority import Authority, fold
+from larql.format.moe.capability import sound_manifest, walk_of
+from larql.format.moe.findings import Diagnosis, Operation
+from larql.format.moe.profiles import select
+from larql.runtime.backends.registry import production_arithmetic
+from larql.runtime.operands import OperandStore, StoredOperand
+from larql.runtime.walk.queries import (
+    Query,
+    embedding_query,
+    residual_query,
+    vector_for,
+    vector_query,
+)
+from larql.runtime.walk.search import Hit, best_features, best_tokens, columns_of
+from larql.runtime.walk.targets import (
+    BankTarget,
+    DenseTarget,
+    Target,
+    graph_targets,
+    manifest_targets,
+    pieces_of,
+)
+
+if TYPE_CHECKING:
+    from larql.runtime.backends.production.arithmetic import Arithmetic
+
+__all__ = ["BankFeatures", "Feature", "Walk", "WalkOptions", "walk"]
+
+Float32 = npt.NDArray[np.float32]
+_VECTORS = 256  # features whose tokens are looked up together
+
+
+@dataclass(frozen=True)
+class WalkOptions:
+    """What is asked for.
+
+    Attributes
+    ----------
+    top : int
+        Features of each bank.
+    writes : int
+        Tokens of each feature; 0: none, and no down projection is read.
+    layers : (int, int) or None
+        Half-open range of layers; None: all.
+    partial : bool
+        Search what is here, and tell what was dropped.
+    threads : int or None
+    component : str
+    """
+
+    top: int = 10
+    writes: int = 3
+    layers: tuple[int, int] | None = None
+    partial: bool = False
+    threads: int | None = None
+    component: str = "target"
+
+
+@dataclass(frozen=True)
+class Feature:
+    """One feature that fires.
+
+    Attributes
+    ----------
+    feature : int
+        In the flattened space of its bank.
+    expert : int or None
+        To which it belongs, where the bank is one of experts.
+    score : float
+        The gate's product with the query.
+    tokens : tuple of (int, float)
+        That it writes, and the products of their rows in the head with what it writes.
+    """
+
+    feature: int
+    expert: int | None
+    score: float
+    tokens: tuple[tuple[int, float], ...] = ()
+
+
+@dataclass(frozen=True)
+class BankFeatures:
+    """A bank, and the features of it that fire most.
+
+    Attributes
+    ----------
+    bank : str
+    layer : int
+    searched, features : int
+        How many features were searched, and how many the bank has.
+    hits : tuple of Feature
+        By descending score, then ascending feature.
+    """
+
+    bank: str
+    layer: int
+    searched: int
+    features: int
+    hits: tuple[Feature, ...]
+
+
+@dataclass(frozen=True)
+class Walk:
+    """The answer.
+
+    Attributes
+    ----------
+    query : Query
+    banks : tuple of BankFeatures
+    dropped : tuple of Diagnosis
+        Why banks, or parts of them, were not searched.
+    authority : Authority
+        Of rows and query.
+    notes : tuple of str
+    seconds, token_seconds : float
+        Spent ranking, and telling tokens.
+    """
+
+    query: Query
+    banks: tuple[BankFeatures, ...]
+    dropped: tuple[Diagnosis, ...]
+    authority: Authority
+    notes: tuple[str, ...]
+    seconds: float
+    token_seconds: float
+
+
+def walk(
+    container: Container,
+    options: WalkOptions,
+    *,
+    vector: Float32 | None = None,
+    tokens: Sequence[int] = (),
+    residuals: bool = False,
+) -> Walk:
+    """Search a container.
+
+    Parameters
+    ----------
+    container : Container
+    options : WalkOptions
+    vector : float32 ``[hidden]`` or None
+        To search with; None: what ``tokens`` give.
+    tokens : sequence of int
+        Of which the last one's embedding is searched with.
+    residuals : bool
+        Run the tokens, and search each bank with what it would read at the last one.
+
+    Raises
+    ------
+    UsageError
+        If the query does not fit, or no layer of the range has a bank.
+    Refusal
+        If a bank that was asked for cannot be searched; with ``partial``, if none can.
+    """
+    arithmetic = production_arithmetic(options.threads)
+    store = OperandStore(container, select(container.index, None, str(container.path)))
+    component, targets = _targets(container, options)
+    found = walk_of(
+        container, None if component is None else component.id, options.partial, options.layers
+    )
+    if found.diagnoses and (not options.partial or not found.admitted):
+        raise _refusal(container, found.diagnoses)
+    query = _query(container, component, arithmetic, store, options, vector, tokens, residuals)
+    covered = [target for target in targets if target.name in set(found.covered)]
+    began = time.perf_counter()
+    banks = [_searched(arithmetic, store, target, query, options.top) for target in covered]
+    between = time.perf_counter()
+    notes: list[str] = list(found.notes)
+    if options.writes:
+        banks, more = _with_tokens(arithmetic, store, component, covered, banks, options.writes)
+        notes += more
+    ended = time.perf_counter()
+    return Walk(
+        query,
+        tuple(banks),
+        found.diagnoses,
+        _authority(container, found, query),
+        tuple(notes),
+        between - began,
+        ended - between,
+    )
+
+
+def _targets(
+    container: Container, options: WalkOptions
+) -> tuple[Component | None, tuple[Target, ...]]:
+    manifest = sound_manifest(container)
+    if container.index.system_graph is None:
+        return None, tuple(manifest_targets(manifest)) if manifest is not None else ()
+    component = container.component(options.component)
+    return component, tuple(graph_targets(component, manifest))
+
+
+def _refusal(container: Container, diagnoses: Sequence[Diagnosis]) -> LarqlError:
+    first, more = diagnoses[0], len(diagnoses) - 1
+    rest = f" (and {more} more; --partial searches what is here)" if more else ""
+    text = f"{container.path}: {first.line()}{rest}"
+    match first.kind:
+        case RefusalKind.RESIDENCY:
+            return ResidencyRefusal(text)
+        case RefusalKind.UNSUPPORTED:
+            return UnsupportedRefusal(text)
+        case RefusalKind.BINDING_DEFECT:
+            return BindingDefect(text)
+
+
+def _query(
+    container: Container,
+    component: Component | None,
+    arithmetic: Arithmetic,
+    store: OperandStore,
+    options: WalkOptions,
+    vector: Float32 | None,
+    tokens: Sequence[int],
+    residuals: bool,
+) -> Query:
+    if vector is not None:
+        return vector_query(vector, container.index.hidden_size, str(container.path))
+    if component is None:
+        raise UsageError(
+            f"{container.path}: has no system graph, so nothing says what a token's vector is; "
+            f"search with --vector"
+        )
+    if residuals:
+        return residual_query(container, component.id, options.threads, tokens)
+    return embedding_query(arithmetic, store, component, tokens)
+
+
+def _searched(
+    arithmetic: Arithmetic, store: OperandStore, target: Target, query: Query, top: int
+) -> BankFeatures:
+    pieces = pieces_of(target, store)
+    x = vector_for(query, target, arithmetic, store)
+    if isinstance(target, BankTarget) and target.latent_in is not None:
+        into = _matrix(store, target.latent_in, (target.hidden, len(x)))
+        (made,) = arithmetic.products([into], arithmetic.inputs(x[None]), np.empty)
+        x = made[0]
+    hits = best_features(arithmetic, target.name, pieces, x, top)
+    searched = sum(piece.rows.shape[0] // piece.step for piece in pieces)
+    return BankFeatures(
+        target.name,
+        target.layer,
+        searched,
+        target.entries * target.width,
+        tuple(_feature(target, hit) for hit in hits),
+    )
+
+
+def _feature(target: Target, hit: Hit) -> Feature:
+    expert = None if isinstance(target, DenseTarget) else hit.feature // target.width
+    return Feature(hit.feature, expert, hit.score)
+
+
+def _matrix(store: OperandStore, name: str, shape: tuple[int, int]) -> StoredOperand:
+    found = store.fetch(name, shape)
+    assert isinstance(found, StoredOperand)
+    return found
+
+
+def _with_tokens(
+    arithmetic: Arithmetic,
+    store: OperandStore,
+    component: Component | None,
+    targets: Sequence[Target],
+    banks: Sequence[BankFeatures],
+    count: int,
+) -> tuple[list[BankFeatures], list[str]]:
+    """Add the tokens that features write, as far as what says so is here."""
+    head = None if component is None else component.head
+    if component is None or head is None or head.weight not in store.container.operands:
+        return list(banks), ["the head is not here, so features have no tokens"]
+    columns: list[Float32] = []
+    without = []
+    for target, bank in zip(targets, banks, strict=True):
+        try:
+            columns.append(_written(arithmetic, store, component, target, bank.hits))
+        except ResidencyRefusal:
+            without.append(target.name)
+            columns.append(np.empty((0, head.width), np.float32))
+    vectors = np.concatenate(columns) if columns else np.empty((0, head.width), np.float32)
+    matrix = _matrix(store, head.weight, (head.vocab, head.width))
+    found: list[tuple[tuple[int, float], ...]] = []
+    for first in range(0, len(vectors), _VECTORS):
+        found += best_tokens(arithmetic, matrix, vectors[first : first + _VECTORS], count)
+    told = iter(found)
+    done = [
+        bank
+        if not len(rows)
+        else replace(bank, hits=tuple(replace(hit, tokens=next(told)) for hit in bank.hits))
+        for bank, rows in zip(banks, columns, strict=True)
+    ]
+    notes = []
+    if without:
+        more = f" and {len(without) - 1} more" if len(without) > 1 else ""
+        notes.append(f"{without[0]}{more}: down is not here, so features have no tokens")
+    return done, notes
+
+
+def _written(
+    arithmetic: Arithmetic,
+    store: OperandStore,
+    component: Component,
+    target: Target,
+    hits: Sequence[Feature],
+) -> Float32:
+    """Return what features write into the carrier, float32 ``[n, hidden]``."""
+    hidden = component.hidden_size
+    if isinstance(target, DenseTarget):
+        down = _matrix(store, target.down, (hidden, target.width))
+        return columns_of(arithmetic, down, [hit.feature for hit in hits], target.width)
+    out = np.empty((len(hits), target.hidden), np.float32)
+    assert target.down is not None
+    shape = (target.entries, target.hidden, target.width)
+    wanted = sorted({hit.feature // target.width for hit in hits})
+    for expert, matrix in store.fetch_entries_alone(target.down, shape, wanted):
+        places = [i for i, hit in enumerate(hits) if hit.feature // target.width == expert]
+        own = [hits[i].feature % target.width for i in places]
+        out[places] = columns_of(arithmetic, matrix, own, target.width)
+    if target.latent_out is None:
+        return out
+    back = _matrix(store, target.latent_out, (hidden, target.hidden))
+    (made,) = arithmetic.products([back], arithmetic.inputs(out), np.empty)
+    return made
+
+
+def _authority(container: Container, found: Operation, query: Query) -> Authority:
+    """Return the weakest of what was searched and what the query was made of."""
+    assert found.authority is not None
+    regions = [(name, container.operands[name].fidelity) for name in query.consumed]
+    own = fold([("walk", found.authority.level), *regions])
+    return found.authority if own.level == found.authority.level else own
