@@ -20,7 +20,7 @@ def test_a_slice_is_made_and_says_what_it_can_do(cli: Run, llama: Path, tmp_path
     refused = cli("exec", tmp_path / "s", "--tokens", "1,2")
     assert refused.status == 2
     assert "target.layer.000/attention.norm.weight" in refused.problem
-    assert "declares that it is left out" in refused.problem
+    assert "profile default says that it is elsewhere" in refused.problem
 
 
 def test_a_shallower_slice_gives_the_dump_of_the_draft(

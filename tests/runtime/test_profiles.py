@@ -178,7 +178,7 @@ def test_what_is_elsewhere_is_told_from_what_is_missing(llama: Path, tmp_path: P
     container = with_profiles(llama, tmp_path / "a", p={"remote": [DOWN]})
     edit_index(container.path, lambda index: index["representations"].pop(DOWN))
     gone = Container(container.path)
-    with pytest.raises(ResidencyRefusal, match="profile p says that it is elsewhere, fetch it"):
+    with pytest.raises(ResidencyRefusal, match="profile p says that it is elsewhere; take"):
         reference(gone, "p")
     with pytest.raises(BindingDefect, match=f"operand {DOWN} is not in the container"):
         reference(gone)

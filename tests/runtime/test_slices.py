@@ -67,4 +67,4 @@ def test_what_a_slice_leaves_out_is_named_when_it_is_run(
     made = cut(containers["llama"], tmp_path / "s", preset="browse")
     with pytest.raises(ResidencyRefusal, match=r"target\.layer\.000/attention\.norm\.weight") as e:
         open_run(made, RunOptions())
-    assert "declares that it is left out" in str(e.value)
+    assert "is not here; profile default says that it is elsewhere" in str(e.value)

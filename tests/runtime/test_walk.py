@@ -94,7 +94,7 @@ def ask(container: Container, **options: Any) -> Walk:
 def decoded(container: Container, name: str) -> Float64:
     """An operand's numbers, ``[entries, rows, columns]`` of experts, else ``[rows, columns]``."""
     value: Representation = container.operands[name]
-    stored = OperandStore(container).fetch(name, value.shape)
+    stored = OperandStore(container, container.select(None)).fetch(name, value.shape)
     if isinstance(stored, StoredBank):
         columns = value.shape[-1]
         entries = [e.reshape(value.shape[1], -1) for e in stored.entries]

@@ -136,7 +136,8 @@ class Selection:
         found = self.bound.get(operand)
         if found is None and self.is_remote(operand):
             raise ResidencyRefusal(
-                f"{at}: is not here; profile {self.profile} says that it is elsewhere, fetch it"
+                f"{at}: is not here; profile {self.profile} says that it is elsewhere; take a "
+                f"container that has it"
             )
         if found is None:
             raise BindingDefect(

@@ -103,6 +103,8 @@ def operand_uses(component: Component) -> Iterator[Use]:
     """Yield every use of every operand of a component, in the order of the graph."""
     embed, head = component.embed, component.head
     yield Use(embed.weight, None, Part.EMBED)
+    if embed.norm is not None:
+        yield from _uses(embed.norm.contracts(None, ""), Part.NORMS)
     if component.per_layer is not None:
         yield Use(component.per_layer.weight, None, Part.EMBED)
     entry = component.draft_input
@@ -124,6 +126,9 @@ def _block(block: Block, layer: int) -> Iterator[Use]:
     if block.carrier_scale is not None:
         yield Use(block.carrier_scale, layer, Part.NORMS)
     mixer = block.mixer
+    if block.conv is not None:
+        kinds = {DenseFfn: Part.FFN, RoutedFfn: Part.EXPERT_LAYERS}
+        yield from _uses(block.conv.contracts(layer, ""), kinds.get(type(mixer), Part.ATTN))
     if isinstance(mixer, DenseFfn):
         yield from _dense(mixer, layer)
     elif isinstance(mixer, RoutedFfn):
@@ -153,6 +158,8 @@ def _named_parts(mixer: RoutedFfn, layer: int) -> Iterator[Use]:
         if name is not None:
             yield Use(name, layer, Part.GATE)
     norms = [mixer.norm, mixer.post_norm]
+    for ffn in mixer.weighted or ():
+        yield from _dense(ffn, layer)
     if mixer.shared is not None:
         norms += [mixer.shared.norm, mixer.shared.post_norm]
         yield from _dense(mixer.shared.ffn, layer)

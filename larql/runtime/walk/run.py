@@ -290,7 +290,7 @@ def _with_tokens(
 ) -> tuple[list[BankFeatures], list[str]]:
     """Add the tokens that features write, as far as what says so is here."""
     head = None if component is None else component.head
-    if component is None or head is None or head.weight not in store.container.operands:
+    if component is None or head is None or head.weight not in store.selection.bound:
         return list(banks), ["the head is not here, so features have no tokens"]
     columns: list[Float32] = []
     without = []
