@@ -197,7 +197,7 @@ def walk(
         query,
         tuple(banks),
         found.diagnoses,
-        _authority(container, found, query),
+        _authority(store, found, query),
         tuple(notes),
         between - began,
         ended - between,
@@ -346,9 +346,9 @@ def _written(
     return made
 
 
-def _authority(container: Container, found: Operation, query: Query) -> Authority:
+def _authority(store: OperandStore, found: Operation, query: Query) -> Authority:
     """Return the weakest of what was searched and what the query was made of."""
     assert found.authority is not None
-    regions = [(name, container.operands[name].fidelity) for name in query.consumed]
+    regions = [(name, store.selection.bound[name].fidelity) for name in query.consumed]
     own = fold([("walk", found.authority.level), *regions])
     return found.authority if own.level == found.authority.level else own
