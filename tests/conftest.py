@@ -129,6 +129,25 @@ def g_gguf(pytestconfig: pytest.Config) -> Path:
     return _real_model(pytestconfig, "g_gguf")
 
 
+@pytest.fixture(scope="session")
+def s_container(s_gguf: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Model S as a container. Not to be changed."""
+    return _extracted(s_gguf, tmp_path_factory.mktemp("s") / "s.vindex3")
+
+
+@pytest.fixture(scope="session")
+def g_container(g_gguf: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Model G as a container. Not to be changed."""
+    return _extracted(g_gguf, tmp_path_factory.mktemp("g") / "g.vindex3")
+
+
+def _extracted(gguf: Path, to: Path) -> Path:
+    # Not above: tests of this file run it where there are no builders.
+    from tests.builders.containers import make_container
+
+    return make_container(gguf, to).path
+
+
 def _real_model(config: pytest.Config, name: str) -> Path:
     path = config.stash[FOUND_MODELS].get(name)
     if path is not None:

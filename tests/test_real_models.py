@@ -22,7 +22,6 @@ from larql.runtime.run import RunOptions, open_run
 from larql.runtime.sampling import Sampler, Sampling, top_tokens
 from larql.runtime.session import Session
 from larql.runtime.text import TextTokenizer, load_tokenizer
-from tests.builders.containers import make_container
 
 SENTENCE = "The capital of France is"
 
@@ -85,13 +84,13 @@ class Model:
 
 
 @pytest.fixture(scope="module")
-def s(s_gguf: Path, tmp_path_factory: pytest.TempPathFactory) -> Model:
-    return Model(make_container(s_gguf, tmp_path_factory.mktemp("s") / "s.vindex3"), S)
+def s(s_container: Path) -> Model:
+    return Model(Container(s_container), S)
 
 
 @pytest.fixture(scope="module")
-def g(g_gguf: Path, tmp_path_factory: pytest.TempPathFactory) -> Model:
-    return Model(make_container(g_gguf, tmp_path_factory.mktemp("g") / "g.vindex3"), G)
+def g(g_container: Path) -> Model:
+    return Model(Container(g_container), G)
 
 
 @pytest.fixture(params=["s", "g"])
@@ -134,7 +133,7 @@ def test_census_and_layers(model: Model) -> None:
 
 
 @pytest.mark.real
-@pytest.mark.slow
+@pytest.mark.slow(30)
 def test_reference_gives_the_measured_logits_and_ids(model: Model) -> None:
     run = open_run(model.container, RunOptions(backend="reference"))
     session = run.session(16)
