@@ -12,6 +12,7 @@ from larql.runtime.model import Model
 from larql.runtime.observe.declaration import Declaration
 from larql.runtime.observe.lens import Lens
 
+pytestmark = pytest.mark.slow(25)
 SENTENCE = "The capital of France is"
 
 
