@@ -52,19 +52,30 @@ REAL_MODELS = {
     ),
 }
 OWN_CONTAINER = "LARQL_TEST_CONTAINER"
+MOST_WORKERS = 4
+"""Each makes its own of what tests of several files share, and takes as many threads as cores."""
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "chrome")
 NO_BROWSER = "BROWSER MISSING: none of " + ", ".join(BROWSERS)
 
 FOUND_MODELS = pytest.StashKey[dict[str, Path]]()
 
 
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
+    """Take a process for each core, but none where a part of the suite is named."""
+    whole = [Path(argument).absolute() for argument in config.args] == [Path(__file__).parent]
+    return min(MOST_WORKERS, len(os.sched_getaffinity(0))) if whole else 0
+
+
 def pytest_configure(config: pytest.Config) -> None:
-    # A shell starts background jobs with interrupts ignored, and children would inherit that.
-    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
     config.stash[FOUND_MODELS] = {
         name: path for name, model in REAL_MODELS.items() if (path := _find(model)) is not None
     }
+    if config.getoption("dist", "no") != "no" and not hasattr(config, "workerinput"):
+        return  # tests are run by other processes, which see the environment as it is here
+    # A shell starts background jobs with interrupts ignored, and children would inherit that.
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     directory = _session_cache()
     config.add_cleanup(lambda: shutil.rmtree(directory, ignore_errors=True))
     # For child processes, which the guard on sockets does not reach: a proxy that is not there.
@@ -115,6 +126,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.real)
         if isinstance(item, pytest.Function) and "chromium" in item.fixturenames:
             item.add_marker(pytest.mark.browser)
+    # Files are shared out in this order: of long ones, none is begun last and waited for.
+    seconds: dict[Path, float] = {}
+    for item in items:
+        for mark in item.iter_markers("slow"):
+            seconds[item.path] = mark.args[0]
+    items.sort(key=lambda item: -seconds.get(item.path, 0))
 
 
 @pytest.fixture(scope="session")
@@ -127,6 +144,25 @@ def s_gguf(pytestconfig: pytest.Config) -> Path:
 def g_gguf(pytestconfig: pytest.Config) -> Path:
     """The .gguf file of model G."""
     return _real_model(pytestconfig, "g_gguf")
+
+
+@pytest.fixture(scope="session")
+def s_container(s_gguf: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Model S as a container. Not to be changed."""
+    return _extracted(s_gguf, tmp_path_factory.mktemp("s") / "s.vindex3")
+
+
+@pytest.fixture(scope="session")
+def g_container(g_gguf: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Model G as a container. Not to be changed."""
+    return _extracted(g_gguf, tmp_path_factory.mktemp("g") / "g.vindex3")
+
+
+def _extracted(gguf: Path, to: Path) -> Path:
+    # Not above: tests of this file run it where there are no builders.
+    from tests.builders.containers import make_container
+
+    return make_container(gguf, to).path
 
 
 def _real_model(config: pytest.Config, name: str) -> Path:

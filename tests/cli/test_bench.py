@@ -17,6 +17,7 @@ from larql.format.container import Container
 from tests.builders.containers import make_container
 from tests.builders.models import LlamaSpec, write_llama_gguf, write_llama_safetensors
 
+pytestmark = pytest.mark.slow(30)
 Run = Callable[..., subprocess.CompletedProcess[str]]
 FAKE = Path(__file__).parents[1] / "builders" / "bench_arm.py"
 SHORT = ("--decode-tokens", "2", "--prefill", "3", "--repeats", "2")

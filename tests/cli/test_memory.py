@@ -5,10 +5,13 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
+pytestmark = [pytest.mark.real, pytest.mark.slow(20)]
+TOKENS = "2,3,4,5,6"
 # The peak since the program began; what wait4 tells would count the pages of the test's process.
 MEASURED = """
 import re, sys
@@ -31,39 +34,46 @@ def peak_mb(*arguments: object) -> float:
     return int(done.stderr.splitlines()[-1]) * 1024 / 1e6
 
 
-@pytest.mark.real
-@pytest.mark.slow
-@pytest.mark.parametrize(("model", "most"), [("s_gguf", 300), ("g_gguf", 450)])
-def test_peak_memory(model: str, most: int, request: pytest.FixtureRequest, tmp_path: Path) -> None:
-    """Extracting takes a piece of a tensor, executing the mapped weights and the compiler."""
-    source = request.getfixturevalue(model)
-    container = tmp_path / "m.vindex3"
-    assert peak_mb("extract", source, "-o", container) < most
+@dataclass(frozen=True)
+class Extracted:
+    """A model's container, what extracting it took at most and might take, and its size, in MB."""
+
+    container: Path
+    peak: float
+    most: float
+    size: float
+
+
+@pytest.fixture(scope="module", params=[("s_gguf", 300), ("g_gguf", 450)], ids="sg")
+def extracted(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Extracted:
+    model, most = request.param
+    source, at = request.getfixturevalue(model), tmp_path_factory.mktemp("memory")
+    container = at / "m.vindex3"
+    peak = peak_mb("extract", source, "-o", container)
+    # Compiles what is not compiled yet, for all runs of this file.
+    peak_mb("exec", container, "--tokens", TOKENS, "-n", "2", "--logit-dump", at / "a.npy")
     size = sum(path.stat().st_size for path in container.rglob("*") if path.is_file()) / 1e6
+    return Extracted(container, peak, most, size)
+
+
+def test_peak_memory(extracted: Extracted, tmp_path: Path) -> None:
+    """Extracting takes a piece of a tensor, executing the mapped weights and the compiler."""
+    assert extracted.peak < extracted.most
     for extra in ((), ("-n", "32"), ("--logit-dump", tmp_path / "a.npy")):
-        arguments = ("exec", container, "--tokens", "2,3,4,5,6", *extra)
-        peak_mb(*arguments)  # compiles what is not compiled yet
-        assert peak_mb(*arguments) <= 1.15 * size + 150, extra
+        peak = peak_mb("exec", extracted.container, "--tokens", TOKENS, *extra)
+        assert peak <= 1.15 * extracted.size + 150, extra
 
 
-@pytest.mark.real
-@pytest.mark.slow
-@pytest.mark.parametrize("model", ["s_gguf", "g_gguf"])
-def test_a_run_over_text_stays_within_what_a_decode_may_take(
-    model: str, request: pytest.FixtureRequest, tmp_path: Path
-) -> None:
+def test_a_run_over_text_stays_within_what_a_decode_may_take(extracted: Extracted) -> None:
     """Reading a tokenizer's file leaves holes in the heap; they are given back."""
-    source = request.getfixturevalue(model)
-    container = tmp_path / "m.vindex3"
-    peak_mb("extract", source, "-o", container)
-    size = sum(path.stat().st_size for path in container.rglob("*") if path.is_file())
-    command = ("exec", container, "--prompt", "The capital of France is", "-n", "8", "--json")
-    for _ in range(2):  # the first compiles what is not compiled yet
-        done = subprocess.run(
-            [sys.executable, "-m", "larql", *map(str, command)],
-            capture_output=True,
-            text=True,
-            check=True,
-        )
+    command = ("--prompt", "The capital of France is", "-n", "8", "--json")
+    done = subprocess.run(
+        [sys.executable, "-m", "larql", "exec", str(extracted.container), *command],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
     found = json.loads(done.stdout)["provenance"]
-    assert found["resident_bytes"] <= 1.15 * size + 150e6
+    assert found["resident_bytes"] <= 1.15e6 * extracted.size + 150e6

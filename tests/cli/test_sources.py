@@ -17,6 +17,7 @@ import larql
 from tests.builders.containers import read_json, write_json
 from tests.cli.conftest import Run
 
+pytestmark = pytest.mark.slow(25)
 TOKENS = ("--tokens", "1,2,3", "--backend", "reference")
 Process = Callable[..., CompletedProcess[str]]
 
@@ -131,7 +132,6 @@ def test_a_source_needs_a_place_for_its_container(
     )
 
 
-@pytest.mark.slow
 def test_without_a_cache_kernels_are_compiled_and_one_warning_given(
     llama: Path, tmp_path: Path, cli: Run, larql_process: Process
 ) -> None:

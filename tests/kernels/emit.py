@@ -31,19 +31,26 @@ from numba.core.codegen import JITCodeLibrary, JITCPUCodegen  # noqa: E402
 
 
 def keep_linked() -> None:
-    """Keep every module as it is once linked, with nothing of this processor in it.
+    """Keep every module as it is once linked, and make no machine code of it for this processor.
 
-    The engine gets a copy, because choosing instructions rewrites what it is given in place, with
-    intrinsics of the processor that it chooses for.
+    What other modules link with is optimised before, as it is where code is run.
     """
-    optimise, add = JITCodeLibrary._optimize_final_module, JITCPUCodegen._add_module
+    optimise = JITCodeLibrary._optimize_final_module
+    linked = JITCodeLibrary._get_module_for_linking
 
     def kept(library: Any) -> None:
         library.linked = str(library._final_module)
-        optimise(library)
+
+    def optimised(library: Any) -> Any:
+        library._ensure_finalized()
+        if library._shared_module is None:
+            optimise(library)
+        return linked(library)
 
     JITCodeLibrary._optimize_final_module = kept
-    JITCPUCodegen._add_module = lambda codegen, module: add(codegen, module.clone())
+    JITCodeLibrary._get_module_for_linking = optimised
+    JITCPUCodegen._add_module = lambda codegen, module: None
+    JITCPUCodegen.set_env = lambda codegen, name, environment: None
 
 
 keep_linked()

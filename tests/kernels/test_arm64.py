@@ -18,6 +18,7 @@ from larql.kernels.integers import INTEGERS, alike
 from larql.kernels.interleaved import INTERLEAVED
 from larql.kernels.pool import _FUTEX_CALL
 
+pytestmark = pytest.mark.slow(55)
 TRIPLE = "aarch64-unknown-linux-gnu"
 REPOSITORY = Path(__file__).parents[2]
 EMIT = Path(__file__).with_name("emit.py")

@@ -17,6 +17,7 @@ import pytest
 
 from larql.kernels import setup
 
+pytestmark = pytest.mark.slow(120)
 REPOSITORY = Path(__file__).parents[2]
 PROBE = Path(__file__).with_name("probe.py")
 LEVELS = setup.LEVELS[setup.LEVELS.index(setup.host_level()) :]
@@ -122,7 +123,7 @@ def test_damaged_entries_are_compiled_again(levels: Levels, tmp_path: Path) -> N
 
 
 def test_processes_that_fill_one_cache_together_agree(levels: Levels, tmp_path: Path) -> None:
-    processes = [start(tmp_path, "portable", "few", threads=1) for _ in range(8)]
+    processes = [start(tmp_path, "portable", "few", threads=1) for _ in range(4)]
     expected = levels.few("portable")
     assert all(finish(process)["digests"] == expected for process in processes)
     assert not list(tmp_path.rglob("*.partial"))

@@ -21,6 +21,7 @@ from larql.runtime.session import Session
 from tests.oracles.conftest import Case, Float32
 from tests.oracles.recorded import NAMES, OWN, ROOT
 
+pytestmark = pytest.mark.slow(20)
 CLOSE = 2e-4
 """Of the largest value. float32 arithmetic costs up to 1e-4, the smallest mistake known 0.03."""
 

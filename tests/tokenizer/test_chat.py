@@ -114,7 +114,10 @@ def test_a_template_cannot_change_the_conversation() -> None:
          "{% set ns.x = ns.x ~ ns.x %}{% endfor %}", "needs more than 512 MB"),
     ],
 )  # fmt: skip
-def test_what_a_template_may_not_do(source: str, message: str) -> None:
+def test_what_a_template_may_not_do(
+    source: str, message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(chat, "MAX_SECONDS", 600.0)  # a busy machine is another reason to stop
     with pytest.raises(TokenizerError) as refusal:
         render(source)
     assert message in str(refusal.value)
