@@ -6,6 +6,7 @@ What llama.cpp's converter does is done here from its description, not with the 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -37,7 +38,20 @@ _LAYER = {
     "mlp.up_proj": "ffn_up",
     "mlp.gate_up_proj": "ffn_up",
     "mlp.down_proj": "ffn_down",
+    "mlp.gate": "ffn_gate_inp",
+    "block_sparse_moe.gate": "ffn_gate_inp",
+    "mlp.gate.e_score_correction": "exp_probs_b",
+    "mlp.shared_experts.gate_proj": "ffn_gate_shexp",
+    "mlp.shared_experts.up_proj": "ffn_up_shexp",
+    "mlp.shared_experts.down_proj": "ffn_down_shexp",
+    "mlp.experts.gate_proj": "ffn_gate_exps",
+    "mlp.experts.up_proj": "ffn_up_exps",
+    "mlp.experts.down_proj": "ffn_down_exps",
+    "block_sparse_moe.experts.w1": "ffn_gate_exps",
+    "block_sparse_moe.experts.w3": "ffn_up_exps",
+    "block_sparse_moe.experts.w2": "ffn_down_exps",
 }
+_EXPERT = re.compile(r"(.+\.experts)\.([0-9]+)\.(.+)")
 POST_NORMS = {
     "post_attention_layernorm": "post_attention_norm",
     "pre_feedforward_layernorm": "ffn_norm",
@@ -80,7 +94,7 @@ def write_as_gguf(checkpoint: Path, path: Path, conversion: Conversion) -> Path:
     keys = {**_usual_keys(config), **conversion.keys(config)}
     metadata |= {f"{prefix}.{key}": value for key, value in keys.items()}
     tensors: list[Tensor] = []
-    for name, rows in _stored(checkpoint).items():
+    for name, rows in _packed(_stored(checkpoint)).items():
         tensors.append(_converted(name, rows, config, conversion))
     for name, values in conversion.tensors(config).items():
         data = np.array(values, "<f4")
@@ -137,6 +151,33 @@ def _stored(checkpoint: Path) -> dict[str, tuple[str, Array]]:
                 rows = np.frombuffer(data[first:last], dtype).reshape(entry["shape"])
                 found[name] = (entry["dtype"], rows)
     return found
+
+
+def _packed(tensors: dict[str, tuple[str, Array]]) -> dict[str, tuple[str, Array]]:
+    """The same with one tensor for all experts of a layer, and biases that end like others."""
+    found: dict[str, tuple[str, Array]] = {}
+    experts: dict[str, dict[int, Array]] = {}
+    for name, (dtype, rows) in tensors.items():
+        match = _EXPERT.fullmatch(name)
+        if match is None:
+            found[name.replace("correction_bias", "correction.bias")] = (dtype, rows)
+            continue
+        whole = f"{match[1]}.{match[3]}"
+        found.setdefault(whole, (dtype, rows))
+        experts.setdefault(whole, {})[int(match[2])] = rows
+    for name, each in experts.items():
+        found[name] = (found[name][0], np.stack([each[number] for number in range(len(each))]))
+    return found
+
+
+def expert_keys(config: Mapping[str, Any]) -> dict[str, object]:
+    """Metadata of layers that route."""
+    names = ("num_experts", "num_local_experts", "n_routed_experts")
+    count = next(config[name] for name in names if name in config)
+    keys = {"expert_count": u32(count), "expert_used_count": u32(config["num_experts_per_tok"])}
+    if "moe_intermediate_size" in config:
+        keys["expert_feed_forward_length"] = u32(config["moe_intermediate_size"])
+    return keys
 
 
 def _converted(

@@ -13,7 +13,14 @@ from larql.runtime.run import RunOptions, open_run
 from larql.runtime.session import Session
 from tests.builders.containers import make_container
 from tests.builders.gguf import f32, u32
-from tests.builders.gguf_names import POST_NORMS, Conversion, rope_of, write_as_gguf, yarn_keys
+from tests.builders.gguf_names import (
+    POST_NORMS,
+    Conversion,
+    expert_keys,
+    rope_of,
+    write_as_gguf,
+    yarn_keys,
+)
 from tests.oracles.recorded import OWN, load_oracle
 from tests.oracles.test_oracles import BACKENDS, assert_close
 
@@ -69,6 +76,38 @@ CASES = {
     ),
     "smollm3-older": Conversion("smollm3", adjacent=True),
     "olmo2": Conversion("olmo2", names=POST_NORMS),
+    "mixtral-top3": Conversion(
+        "llama",
+        adjacent=True,
+        keys=lambda config: {
+            **expert_keys(config),
+            "rope.scaling.type": "linear",
+            "rope.scaling.factor": f32(2.0),
+        },
+    ),
+    "qwen3_moe-raw": Conversion(
+        "qwen3moe", keys=lambda config: {**expert_keys(config), "expert_weights_norm": False}
+    ),
+    "olmoe": Conversion(
+        "olmoe",
+        keys=lambda config: {**expert_keys(config), "attention.clamp_kqv": f32(0.8)},
+    ),
+    "olmoe-renormalised": Conversion(
+        "olmoe", keys=lambda config: {**expert_keys(config), "expert_weights_norm": True}
+    ),
+    "glm4_moe": Conversion(
+        "glm4moe",
+        names={"post_attention_layernorm": "post_attention_norm"},
+        keys=lambda config: {
+            **expert_keys(config),
+            "expert_shared_count": u32(config["n_shared_experts"]),
+            "leading_dense_block_count": u32(config["first_k_dense_replace"]),
+            "expert_weights_scale": f32(config["routed_scaling_factor"]),
+            "expert_weights_norm": True,
+            "expert_gating_func": u32(2),
+            "rope.dimension_count": u32(4),
+        },
+    ),
     "gemma2-older": Conversion(
         "gemma2",
         offset_norms=True,

@@ -7,6 +7,7 @@ describes them itself.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -16,6 +17,7 @@ from larql.format.graph import (
     Component,
     DenseFfn,
     Layer,
+    Mixer,
     Norm,
     Rope,
     SoftmaxAttention,
@@ -133,6 +135,10 @@ class Decoder:
     embed_scale, residual_scale, logit_multiplier : float
     tied : bool or None
         As for :meth:`larql.format.source.builder.Builder.head`.
+    clip : float or None
+        As of :class:`~larql.format.graph.SoftmaxAttention`.
+    ffn : callable or None
+        ``ffn(builder, layer, decoder) -> Mixer``, where it is not :meth:`gated` on all layers.
     """
 
     basics: Basics
@@ -153,6 +159,8 @@ class Decoder:
     residual_scale: float = 1.0
     logit_multiplier: float = 1.0
     tied: bool | None = None
+    clip: float | None = None
+    ffn: Callable[[Builder, int, Decoder], Mixer] | None = None
 
     def component(self, b: Builder) -> Component:
         """Describe it, binding a checkpoint tensor to each operand.
@@ -200,7 +208,7 @@ class Decoder:
                 Block(
                     site="ffn",
                     norm=norm("ffn.norm", self.pre_norms),
-                    mixer=self._ffn(b, i),
+                    mixer=self.gated(b, i) if self.ffn is None else self.ffn(b, i, self),
                     post_norm=norm("ffn.post_norm", self.post_norms),
                     residual_scale=self.residual_scale,
                 ),
@@ -238,10 +246,12 @@ class Decoder:
             softcap=self.softcap,
             q_norm=norm("q"),
             k_norm=norm("k"),
+            clip=self.clip,
             rope=self.layers[i].rope,
         )
 
-    def _ffn(self, b: Builder, i: int) -> DenseFfn:
+    def gated(self, b: Builder, i: int) -> DenseFfn:
+        """Describe the gated FFN of a layer."""
         hidden, width, bias = self.basics.hidden, self.basics.ffn, self.ffn_bias
         rows = self._rows({"gate": width, "up": width})
         return DenseFfn(

@@ -17,7 +17,14 @@ from larql.format.rows import RowSelection
 from larql.format.source.builder import Builder
 from larql.format.source.pieces import BankBinding, Piece
 
-__all__ = ["Experts", "clamped_experts", "fused_experts", "gated_experts", "shared_ffn"]
+__all__ = [
+    "Experts",
+    "clamped_experts",
+    "fused_experts",
+    "gated_experts",
+    "packed_experts",
+    "shared_ffn",
+]
 
 _MX_BLOCK = 32
 
@@ -99,6 +106,21 @@ def fused_experts(
         gate_up=_packed(b, e, Role.GATE_UP_FUSED, 0, "gate_up", gate_up, shape),
         fused_rows=rows,
         down=_packed(b, e, Role.DOWN, 1, "down", down, (e.count, e.hidden, e.width)),
+    )
+
+
+def packed_experts(b: Builder, e: Experts, activation: Activation) -> ExpertBank:
+    """Describe a bank of three packed tensors: gate, up and down of all experts."""
+    gate, up, down = e.names
+    return ExpertBank(
+        programme="gated-mlp-v1",
+        experts=e.count,
+        hidden=e.hidden,
+        width=e.width,
+        activation=activation,
+        gate=_packed(b, e, Role.GATE, 0, "gate", gate, (e.count, e.width, e.hidden)),
+        up=_packed(b, e, Role.UP, 1, "up", up, (e.count, e.width, e.hidden)),
+        down=_packed(b, e, Role.DOWN, 2, "down", down, (e.count, e.hidden, e.width)),
     )
 
 

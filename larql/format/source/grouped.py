@@ -11,7 +11,14 @@ from larql.format.source.builder import Builder
 from larql.format.source.config import ConfigReader
 from larql.format.source.experts import Experts, gated_experts, shared_ffn
 
-__all__ = ["GROUPED_PARTS", "Grouped", "expert_groups", "grouped_ffn", "leave_drafts"]
+__all__ = [
+    "GROUPED_PARTS",
+    "LEAST_SUM",
+    "Grouped",
+    "expert_groups",
+    "grouped_ffn",
+    "leave_drafts",
+]
 
 GROUPED_PARTS = {
     "ffn.router": "mlp.gate",
@@ -23,8 +30,9 @@ GROUPED_PARTS = {
 
 _TOP = ("num_experts_per_tok", "num_experts_per_token")
 _GROUPS = ("n_group", "num_expert_group")
-_LEAST_SUM = 1e-20  # added to the sum of weights before they are divided by it
-_LAYER = re.compile(r"model\.layers\.([0-9]{1,6})\.")
+LEAST_SUM = 1e-20
+"""Added to the sum of weights before they are divided by it."""
+_LAYER = re.compile(r"(?:model\.layers|blk)\.([0-9]{1,6})\.")
 
 
 @dataclass(frozen=True)
@@ -114,7 +122,7 @@ def grouped_ffn(
             score="sigmoid",
             top=n.top,
             renormalise=n.renormalise,
-            renormalise_eps=_LEAST_SUM if n.renormalise else 0.0,
+            renormalise_eps=LEAST_SUM if n.renormalise else 0.0,
             correction=f"{place}.gate.e_score_correction_bias",
             groups=n.groups,
             scale=n.scale,

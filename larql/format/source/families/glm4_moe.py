@@ -7,16 +7,19 @@ import math
 from larql.format.graph import Component, Mixer, SoftmaxAttention
 from larql.format.source import routed
 from larql.format.source.builder import Builder, Family
+from larql.format.source.decoder import Attention, Decoder, gguf_basics
+from larql.format.source.gguf_experts import gguf_experts
 from larql.format.source.grouped import (
     GROUPED_PARTS,
+    LEAST_SUM,
     Grouped,
     expert_groups,
     grouped_ffn,
     leave_drafts,
 )
 from larql.format.source.keys import activation, common_hugging_face_keys
-from larql.format.source.names import hugging_face_naming
-from larql.format.source.rope import hugging_face_rope
+from larql.format.source.names import Naming, hugging_face_naming
+from larql.format.source.rope import gguf_rope, hugging_face_rope
 
 __all__ = ["FAMILY"]
 
@@ -85,9 +88,33 @@ def _hugging_face(b: Builder) -> Component:
     return routed.decoder(b, n, attention, feed_forward)
 
 
+def _gguf(b: Builder) -> Component:
+    basics = gguf_basics(b)
+    head_dim = basics.geometry.head_dim
+    # Layers that draft tokens are counted with the others.
+    drafts = b.config.count("nextn_predict_layers", 0, least=0)
+    if drafts >= basics.layers:
+        raise b.config.failure("nextn_predict_layers", f"is {drafts}, of {basics.layers} layers")
+    layers = basics.layers - drafts
+    leave_drafts(b, layers)
+    experts = gguf_experts(b, basics.ffn, renormalises=True, score=2, eps=LEAST_SUM)
+    b.naming = Naming({**b.naming.parts, "ffn.norm": "blk.{i}.post_attention_norm"})
+    dims = b.config.count("rope.dimension_count", int(head_dim * _SHARE))
+    rope = gguf_rope(b.config, 10000.0).rope(dims)
+    normed = b.naming.tensor("attention.q_norm", 0, ".weight") in b.tensors
+    return Decoder(
+        basics=basics,
+        layers=(Attention(None, rope),) * layers,
+        scale=1.0 / math.sqrt(head_dim),
+        qk_norm="head" if normed else None,
+        ffn=experts.ffn,
+    ).component(b)
+
+
 FAMILY = Family(
     name="glm4_moe",
     model_types=("glm4_moe",),
-    architectures=(),
+    architectures=("glm4moe",),
     hugging_face=_hugging_face,
+    gguf=_gguf,
 )

@@ -1,7 +1,8 @@
 """Llama: pre-norm decoder, grouped heads, gated SiLU FFN.
 
 GGUF files store the rows of q and k so that neighbours turn together; checkpoints keep halves.
-Llama 3 rope scaling is closed-form in a checkpoint and a tensor of factors in GGUF.
+Llama 3 rope scaling is closed-form in a checkpoint and a tensor of factors in GGUF. GGUF files of
+Mixtral call themselves by this architecture, and count experts.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from larql.format.source.decoder import (
     gguf_basics,
     hugging_face_basics,
 )
+from larql.format.source.gguf_experts import gguf_experts
 from larql.format.source.keys import activation, common_hugging_face_keys
 from larql.format.source.rope import gguf_rope, hugging_face_rope
 
@@ -51,9 +53,12 @@ def _hugging_face(b: Builder) -> Component:
 
 def _gguf(b: Builder) -> Component:
     config = b.config
-    config.neutral("expert_count", 0)
-    config.neutral("expert_used_count", 0)
     basics = gguf_basics(b)
+    experts = None
+    if config.count("expert_count", 0, least=0):
+        experts = gguf_experts(b, basics.ffn, renormalises=True)
+    else:
+        config.neutral("expert_used_count", 0)
     head_dim = basics.geometry.head_dim
     dims = config.count("rope.dimension_count", head_dim)
     rope = gguf_rope(config, 10000.0).rope(dims, "adjacent")
@@ -64,6 +69,7 @@ def _gguf(b: Builder) -> Component:
         basics=basics,
         layers=(Attention(None, rope),) * basics.layers,
         scale=1.0 / math.sqrt(head_dim),
+        ffn=None if experts is None else experts.ffn,
     ).component(b)
 
 

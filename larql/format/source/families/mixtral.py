@@ -1,4 +1,7 @@
-"""Mixtral: every layer routes to two of its experts, whose weights are renormalised."""
+"""Mixtral: every layer routes to two of its experts, whose weights are renormalised.
+
+GGUF files of such models call themselves by Llama's architecture.
+"""
 
 from __future__ import annotations
 

@@ -7,10 +7,12 @@ import math
 from larql.format.graph import Component, Mixer, RoutedFfn
 from larql.format.source import routed
 from larql.format.source.builder import Builder, Family, HeadGeometry
+from larql.format.source.decoder import Attention, Decoder, gguf_basics
 from larql.format.source.experts import Experts, gated_experts
+from larql.format.source.gguf_experts import gguf_experts
 from larql.format.source.keys import activation, common_hugging_face_keys
 from larql.format.source.names import hugging_face_naming
-from larql.format.source.rope import hugging_face_rope
+from larql.format.source.rope import gguf_rope, hugging_face_rope
 
 __all__ = ["FAMILY"]
 
@@ -71,6 +73,24 @@ def _hugging_face(b: Builder) -> Component:
     return routed.decoder(b, n, attention, ffn)
 
 
+def _gguf(b: Builder) -> Component:
+    basics = gguf_basics(b)
+    head_dim = basics.geometry.head_dim
+    b.config.neutral("rope.dimension_count", head_dim)
+    rope = gguf_rope(b.config, 10000.0).rope(head_dim)
+    return Decoder(
+        basics=basics,
+        layers=(Attention(None, rope),) * basics.layers,
+        scale=1.0 / math.sqrt(head_dim),
+        qk_norm="head",
+        ffn=gguf_experts(b, basics.ffn, renormalises=True).ffn,
+    ).component(b)
+
+
 FAMILY = Family(
-    name="qwen3_moe", model_types=("qwen3_moe",), architectures=(), hugging_face=_hugging_face
+    name="qwen3_moe",
+    model_types=("qwen3_moe",),
+    architectures=("qwen3moe",),
+    hugging_face=_hugging_face,
+    gguf=_gguf,
 )
