@@ -168,6 +168,15 @@ def test_what_does_not_fit_is_refused() -> None:
         scale_rows(logits, normal(1, 3))
 
 
+def test_a_sink_that_is_no_number_breaks_the_choice() -> None:
+    logits = normal(3, 3, 6)
+    logits[1, 5] = np.inf
+    select = Selection(2, "sigmoid", False, True, 0.0, 1.0, sinks=2)
+    choice = choose(logits, select, None, None)
+    assert choice.broken.tolist() == [0, 1, 0]
+    assert (choice.weights[1] == 0).all() and (choice.shared[:, 1] == 0).all()
+
+
 @pytest.mark.parametrize("low", [0.0, -120.0])
 def test_sinks_take_their_share(low: float) -> None:
     """Also where every sigmoid is too small for a number."""
