@@ -127,7 +127,7 @@ def test_columns_and_dtype_are_checked() -> None:
         decode(enc, np.array(0, np.uint8), 256)
 
 
-@pytest.mark.parametrize("name", ["q4_1", "q6_k", "mxfp4"])
+@pytest.mark.parametrize("name", ["q4_1", "q6_k", "mxfp4", "q5_1_r16", "q6_k_r16"])
 def test_working_memory_is_small(name: str) -> None:
     data = random_rows(name, 512, 8192)
     tracemalloc.start()

@@ -148,11 +148,20 @@ def test_what_is_not_packed_is_listed(plain: Path, tmp_path: Path) -> None:
     assert found.left["target.layer.000/experts.down"].startswith("experts of banks")
     assert set(found.packed) | set(found.left) == set(bank.operands)
     assert defects(tmp_path / "packed bank") == []
-    latent = make_container(ORACLES / "deepseek_v3" / "checkpoint", tmp_path / "l", quant="q8_0")
-    found = pack(latent.path, tmp_path / "packed latent")
-    heads = [reason for name, reason in found.left.items() if ".k_up." in name or ".v_up." in name]
-    assert heads
-    assert all(r.startswith(("latent attention", "bf16", "f32")) for r in heads)
+
+
+def test_what_latent_attention_reads_by_heads_is_not_packed(
+    plain: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    latent = make_container(ORACLES / "deepseek_v3" / "checkpoint", tmp_path / "latent")
+    (component,) = latent.graph.components
+    ups = {name for name in latent.operands if name.endswith(("k_up.weight", "v_up.weight"))}
+    assert len(ups) == 2 * len(component.layers)
+    assert set(represent._read_by_heads(component)) == ups
+    monkeypatch.setattr(represent, "_read_by_heads", lambda _component: [DOWN])
+    found = pack(plain, tmp_path / "out")
+    assert found.left[DOWN] == "latent attention reads it head by head, and not as a product"
+    assert DOWN not in found.packed
 
 
 def test_where_links_are_not_to_be_had_files_are_copied(
