@@ -94,6 +94,9 @@ COMMANDS: Mapping[str, Command | Group] = MappingProxyType(
                     "replay": Command(
                         "Verify a run record and print it again.", "larql.cli.replay"
                     ),
+                    "score": Command(
+                        "Score one dump of logits against another.", "larql.cli.score"
+                    ),
                     "plan": Command(
                         "Judge a checkpoint without writing anything.", "larql.cli.plan"
                     ),
