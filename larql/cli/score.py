@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
@@ -105,10 +104,9 @@ def command(
             }
             for name, dump in arms.items()
         }
-        per = {f.name: getattr(scores, f.name) for f in dataclasses.fields(scores)}
         render.document(
             output,
-            {**dumps, "compared": compare, "summary": summary, "per_position": per},
+            {**dumps, "compared": compare, "summary": summary, "per_position": scores.document()},
         )
         return
     if per_position:

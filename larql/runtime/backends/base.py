@@ -177,6 +177,14 @@ class Backend(ABC):
             For each position, a weight for each position that it sees, ascending.
         """
 
+    def repeats(self, count: int) -> bool:
+        """Return whether a walk over ``count`` positions may be remembered and made again.
+
+        Then what walks over so many positions of one state read beside the carrier, and what they
+        copy to, has to stay in its place.
+        """
+        return False
+
     def advance(
         self, walk: Callable[[Carrier], Carrier], plan: Plan, state: State, carrier: Carrier
     ) -> Carrier:

@@ -6,7 +6,9 @@ draft's.
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -21,6 +23,8 @@ __all__ = ["Scores", "TargetRows", "joined", "read_target", "score_rows"]
 Rows = npt.NDArray[np.float32]
 Floats = npt.NDArray[np.float64]
 Ids = npt.NDArray[np.int64]
+
+_IDS = ("target_top", "draft_top", "rank")
 
 
 @dataclass(frozen=True)
@@ -45,6 +49,32 @@ class Scores:
     rank: Ids
     target_nll: Floats
     draft_nll: Floats
+
+    def document(self) -> dict[str, list[float | None]]:
+        """Return them as JSON has them, NaN as None."""
+        return {
+            field.name: [None if value != value else value for value in column.tolist()]
+            for field in fields(self)
+            for column in [getattr(self, field.name)]
+        }
+
+    @classmethod
+    def of(cls, document: Mapping[str, Sequence[float | None]]) -> Scores:
+        """Read them back, bit for bit.
+
+        Raises
+        ------
+        ValueError
+            If it is no such document.
+        """
+        if document.keys() != {field.name for field in fields(cls)}:
+            raise ValueError("the names of the scores are others")
+        columns: list[Any] = [
+            np.array([np.nan if value is None else value for value in document[field.name]],
+                     np.int64 if field.name in _IDS else np.float64)
+            for field in fields(cls)
+        ]  # fmt: skip
+        return cls(*columns)
 
 
 @dataclass(frozen=True)
