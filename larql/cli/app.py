@@ -97,6 +97,10 @@ COMMANDS: Mapping[str, Command | Group] = MappingProxyType(
                     "score": Command(
                         "Score one dump of logits against another.", "larql.cli.score"
                     ),
+                    "ladder": Command(
+                        "Score every depth of a model as a draft of the whole.",
+                        "larql.cli.ladder",
+                    ),
                     "plan": Command(
                         "Judge a checkpoint without writing anything.", "larql.cli.plan"
                     ),
