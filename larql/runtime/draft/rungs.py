@@ -21,6 +21,7 @@ from larql.runtime.session import Session
 __all__ = ["Rungs", "score_rungs"]
 
 _ROWS_AT_ONCE = 16
+_RUNGS_AT_ONCE = 4  # more rows share what the head decodes, and take more memory
 _CHUNK = 128  # positions whose carriers after every layer are held at once
 
 
@@ -109,7 +110,7 @@ def _scored(
     spent: list[float],
 ) -> list[Scores]:
     """Score carriers ``[depths, T, hidden]``, the last of which are the whole model's."""
-    whole = len(prepared.plan.layers)
+    whole, count = len(prepared.plan.layers), carriers.shape[1]
     began = time.perf_counter()
     rows = logits(prepared.plan, prepared.backend, carriers[-1])
     read = time.perf_counter()
@@ -117,13 +118,15 @@ def _scored(
     spent[1] += read - began
     spent[2] += time.perf_counter() - read
     found = []
-    for depth, carrier in zip(depths, carriers[:-1], strict=True):
+    for group in range(0, len(depths), _RUNGS_AT_ONCE):
+        some = depths[group : group + _RUNGS_AT_ONCE]
         began = time.perf_counter()
-        ours = rows
-        if depth != whole:
-            ours = logits(prepared.plan, prepared.backend, carrier)
+        stacked = carriers[group : group + len(some)].reshape(-1, carriers.shape[2])
+        rows = logits(prepared.plan, prepared.backend, stacked)
         read = time.perf_counter()
-        found.append(score_rows(target, ours, f"depth {depth}", first))
+        for number, depth in enumerate(some):
+            ours = rows[number * count : (number + 1) * count]
+            found.append(score_rows(target, ours, f"depth {depth}", first))
         spent[1] += read - began
         spent[2] += time.perf_counter() - read
     return found
