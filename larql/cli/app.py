@@ -101,6 +101,14 @@ COMMANDS: Mapping[str, Command | Group] = MappingProxyType(
                         "Score every depth of a model as a draft of the whole.",
                         "larql.cli.ladder",
                     ),
+                    "accept": Command(
+                        "Tell how often a drafter would be right on given texts.",
+                        "larql.cli.accept",
+                    ),
+                    "draft-cost": Command(
+                        "Measure a drafter's step beside the model's own.",
+                        "larql.cli.draft_cost",
+                    ),
                     "plan": Command(
                         "Judge a checkpoint without writing anything.", "larql.cli.plan"
                     ),

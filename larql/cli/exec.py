@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from larql.cli import render
+from larql.cli.exec_draft import run_draft
 from larql.cli.inputs import Given, TextSource, end_ids, read_input, room_for
 from larql.cli.models import open_model, start_run
 from larql.cli.options import (
@@ -135,7 +136,8 @@ def command(
     executed and read. The answer does not depend on threads, chunks or context, bit for bit; only
     where a model has two lists of rotary frequencies does --context decide which one is used.
     Generated tokens are the likeliest ones; `larql run` samples. --speculate has tokens guessed and
-    verified in blocks, which changes how long it takes and nothing else.
+    verified in blocks, which changes how long it takes and nothing else. A --component that drafts
+    for another one runs beside it, and both are compared.
 
     Examples
     --------
@@ -153,14 +155,18 @@ def command(
     container = open_model(model, output)
     source = TextSource(tokens, tokens_file, prompt, prompt_file)
     from larql.runtime.plan import check_tokens, make_plan
-    from larql.runtime.slices import slice_of
+    from larql.runtime.run import RunOptions
+    from larql.runtime.slices import Head, slice_of
 
-    plan = make_plan(container, component, slice_of(draft_depth))
+    drafts = container.component(component).role == "draft"
+    if drafts and (generate or dump_layers is not None or draft_depth is not None):
+        raise UsageError(
+            f"--component {component} drafts for another one: it does not go with --generate, "
+            f"--dump-layers or --draft-depth"
+        )
+    plan = make_plan(container, component, Head() if drafts else slice_of(draft_depth))
     given = read_input(container, source, add_bos=not no_bos)
     check_tokens(given.ids, plan.component.embed.vocab, given.option)
-    room = room_for(plan.component, len(given.ids), generate, context, output)
-    from larql.runtime.run import RunOptions
-
     options = RunOptions(
         component,
         backend.value,
@@ -172,6 +178,10 @@ def command(
         prefault,
         profile,
     )
+    if drafts:
+        run_draft(container, options, given, logit_dump, top_k, context, output)
+        return
+    room = room_for(plan.component, len(given.ids), generate, context, output)
     run = start_run(container, options, output)
     if dump_layers is not None:
         _dump_layers(run, given, dump_layers, resume, sites, output)

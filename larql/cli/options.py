@@ -247,8 +247,8 @@ Speculate = Annotated[
         metavar="DRAFTER",
         help=(
             "Have tokens guessed and verify them in blocks; the answer does not depend on it. "
-            "depth:N (the first N layers), container:PATH (another model of the same tokens) or "
-            "ngram (what followed before)."
+            "depth:N (the first N layers), mtp (the draft head that the model carries), "
+            "container:PATH (another model of the same tokens) or ngram (what followed before)."
         ),
         show_default="one token at a time",
     ),

@@ -16,6 +16,7 @@ import numpy.typing as npt
 
 from larql.format.graph import (
     Block,
+    DraftInput,
     Embed,
     Head,
     LatentAttention,
@@ -108,6 +109,21 @@ class Backend(ABC):
     @abstractmethod
     def embed(self, op: Embed, ids: npt.NDArray[np.int64]) -> Carrier:
         """Look rows up: ids ``[T]`` to a carrier ``[T, hidden]``."""
+
+    @abstractmethod
+    def draft_input(
+        self, op: DraftInput, embedded: Carrier, hidden: npt.NDArray[np.float32]
+    ) -> Carrier:
+        """Return what enters a component that drafts, float32 ``[T, hidden]``.
+
+        Parameters
+        ----------
+        op : DraftInput
+        embedded : float32 ``[T, hidden]``
+            Embeddings of the tokens behind the positions.
+        hidden : float32 ``[T, hidden]``
+            The producer's tap at the positions.
+        """
 
     @abstractmethod
     def look_up(self, table: PerLayerTable, ids: npt.NDArray[np.int64]) -> npt.NDArray[np.float32]:

@@ -6,13 +6,14 @@ from pathlib import Path
 
 from larql.errors import UsageError
 from larql.runtime.draft.drafter import Drafter
+from larql.runtime.draft.head import HeadDrafter
 from larql.runtime.draft.model_drafter import depth_drafter, other_model
 from larql.runtime.draft.ngram import NgramDrafter
 from larql.runtime.run import Run
 
 __all__ = ["DRAFTERS", "check_drafter", "make_drafter"]
 
-DRAFTERS = ("depth:N", "container:PATH", "ngram")
+DRAFTERS = ("depth:N", "mtp", "container:PATH", "ngram")
 
 
 def check_drafter(text: str) -> None:
@@ -27,7 +28,7 @@ def check_drafter(text: str) -> None:
     known = (
         (kind == "depth" and value.isascii() and value.isdigit() and len(value) < 10)
         or (kind == "container" and bool(value))
-        or text == "ngram"
+        or text in ("mtp", "ngram")
     )
     if not known:
         raise UsageError(f"--speculate {text!r:.60}: expected one of {', '.join(DRAFTERS)}")
@@ -47,4 +48,6 @@ def make_drafter(text: str, run: Run, context: int) -> Drafter:
         return depth_drafter(run.prepared, int(value), context, run.options.chunk)
     if kind == "container":
         return other_model(run.prepared, Path(value), context, run.options.chunk)
+    if kind == "mtp":
+        return HeadDrafter(run.prepared, context, run.options.chunk)
     return NgramDrafter()

@@ -41,6 +41,11 @@ class StepCost:
     step_bytes: int
     head_bytes: int
 
+    @property
+    def head_share(self) -> float:
+        """The head's part of the bytes of a step."""
+        return self.head_bytes / self.step_bytes
+
 
 def draft_of(target: PreparedOperands, depth: int) -> PreparedOperands:
     """Return the first layers of a model with its norm and head, on the same operands."""

@@ -20,6 +20,7 @@ import numpy.typing as npt
 from larql.format.graph import (
     Block,
     ConvolutionRows,
+    DraftInput,
     Embed,
     Head,
     LatentAttention,
@@ -135,6 +136,18 @@ class ProductionBackend(Backend):
             np.ascontiguousarray(ids), op.scale, out,
         )  # fmt: skip
         return self._arithmetic.norm(op.norm, out, np.empty)
+
+    def draft_input(self, op: DraftInput, embedded: Carrier, hidden: Float32) -> Carrier:
+        """Normalise both halves, put them side by side, and project."""
+        self._arithmetic.memory.restart()
+        halves = {
+            "embedding": self._arithmetic.norm(op.embedding_norm, embedded),
+            "hidden": self._arithmetic.norm(op.hidden_norm, hidden),
+        }
+        first = halves.pop(op.first)
+        (second,) = halves.values()
+        both = np.concatenate([first, second], axis=1)
+        return self._arithmetic.linear(op.projection, both).copy()
 
     def look_up(self, table: PerLayerTable, ids: npt.NDArray[np.int64]) -> Float32:
         """Decode the rows of the ids and scale them."""
