@@ -24,6 +24,7 @@ from larql.cli.options import (
     Model,
     NoBos,
     Prefault,
+    Profile,
     Prompt,
     PromptFile,
     Threads,
@@ -69,6 +70,7 @@ def command(
     threads: Threads = None,
     chunk: Chunk = None,
     prefault: Prefault = False,
+    profile: Profile = None,
 ) -> None:
     """Tell how often a drafter would be right on given texts.
 
@@ -95,7 +97,15 @@ def command(
     source = TextSource(tokens, tokens_file, prompt, prompt_file)
     entries = read_entries(container, "target", source, prompts, add_bos=not no_bos)
     options = RunOptions(
-        "target", backend.value, None, threads, chunk, activations.value, kv.value, prefault
+        "target",
+        backend.value,
+        None,
+        threads,
+        chunk,
+        activations.value,
+        kv.value,
+        prefault,
+        profile,
     )
     run = start_run(container, options, output)
     from larql.runtime.draft.acceptance import expected_speedup, observe_acceptance, places

@@ -48,7 +48,7 @@ def read_entries(
     found = make_plan(container, component, Full()).component
     if prompts is None:
         given = read_input(container, source, add_bos=add_bos)
-        check_tokens(given.ids, found.vocab_size, given.option)
+        check_tokens(given.ids, found.embed.vocab, given.option)
         return [Entry("1", given.ids)]
     exactly_one(
         {
@@ -63,7 +63,7 @@ def read_entries(
     from larql.runtime.chat import load_chat_template
 
     reading = Reading(
-        found.vocab_size,
+        found.embed.vocab,
         found.context_length,
         cache(partial(tokenizer_of, container)),
         cache(lambda: load_chat_template(container.text_files())),

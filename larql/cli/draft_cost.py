@@ -20,6 +20,7 @@ from larql.cli.options import (
     KvKind,
     Model,
     Prefault,
+    Profile,
     Threads,
 )
 from larql.cli.output import output_of
@@ -52,6 +53,7 @@ def command(
     threads: Threads = None,
     chunk: Chunk = None,
     prefault: Prefault = False,
+    profile: Profile = None,
 ) -> None:
     """Measure a drafter's step beside the model's own.
 
@@ -70,7 +72,15 @@ def command(
     check_drafter(draft)
     container = open_model(model, output)
     options = RunOptions(
-        "target", backend.value, None, threads, chunk, activations.value, kv.value, prefault
+        "target",
+        backend.value,
+        None,
+        threads,
+        chunk,
+        activations.value,
+        kv.value,
+        prefault,
+        profile,
     )
     run = start_run(container, options, output)
     from larql.runtime.draft.probe import probe

@@ -25,6 +25,7 @@ from larql.cli.options import (
     Model,
     NoBos,
     Prefault,
+    Profile,
     Prompt,
     PromptFile,
     Threads,
@@ -91,6 +92,7 @@ def command(
     threads: Threads = None,
     chunk: Chunk = None,
     prefault: Prefault = False,
+    profile: Profile = None,
 ) -> None:
     """Score every depth of a model as a draft of the whole.
 
@@ -131,7 +133,15 @@ def command(
     wanted = _depths(depths, layers)
     check_depths(wanted, layers)
     options = RunOptions(
-        "target", backend.value, None, threads, chunk, activations.value, kv.value, prefault
+        "target",
+        backend.value,
+        None,
+        threads,
+        chunk,
+        activations.value,
+        kv.value,
+        prefault,
+        profile,
     )
     run = start_run(container, options, output)
     from larql.runtime.draft.measure import climb

@@ -80,8 +80,11 @@ def subject_value(dump: LogitDump, subject: str) -> object:
 
 def _decisive(dump: LogitDump, field: str) -> object:
     value = dump.sidecar.get(field)
+    if field != "container" or not isinstance(value, dict):
+        return value
     # Two extractions of one checkpoint with the same options have the same fingerprint.
-    return value.get("fingerprint") if field == "container" and isinstance(value, dict) else value
+    fingerprint, profile = value.get("fingerprint"), value.get("profile")
+    return fingerprint if profile in (None, "default") else f"{fingerprint} ({profile})"
 
 
 def _environment(dump: LogitDump, name: str) -> object:

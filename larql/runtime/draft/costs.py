@@ -55,13 +55,13 @@ def draft_of(target: PreparedOperands, depth: int) -> PreparedOperands:
 
 def operand_cost(prepared: PreparedOperands) -> StepCost:
     """Return what a plan reads, by its operands alone."""
-    stored = prepared.container.operands
+    stored = prepared.selection.bound
     contracts = prepared.plan.contracts()
     head = prepared.plan.component.head.weight
     return StepCost(
         len(contracts),
         sum(stored[c.name].nbytes for c in contracts),
-        weight_bytes(prepared.container, prepared.plan),
+        weight_bytes(stored, prepared.plan),
         stored[head].nbytes,
     )
 

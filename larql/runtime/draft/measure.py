@@ -111,6 +111,7 @@ def _identity(run: Run, entries: Sequence[Entry], depths: Sequence[int]) -> dict
     return {
         "kind": "ladder",
         "container": run.container.fingerprint,
+        "profile": run.prepared.selection.profile,
         **{key: said[key] for key in kept},
         "depths": list(depths),
         "entries": [[entry.id, tokens_sha256(entry.tokens)] for entry in entries],

@@ -165,6 +165,6 @@ def _surveyed(rows: Rows, tokens: Ids, where: str, first: int) -> Survey:
 
 
 def _nll(rows: Rows, following: Ids, log_sum: Floats) -> Floats:
-    known = following >= 0
+    known = (following >= 0) & (following < rows.shape[1])  # some rows of embeddings have no logit
     chosen = rows[np.arange(len(rows)), np.where(known, following, 0)].astype(np.float64)
     return np.where(known, log_sum - chosen, np.nan)

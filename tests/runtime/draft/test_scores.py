@@ -70,6 +70,12 @@ def test_a_logit_that_is_no_number_is_refused_by_position(bad: float) -> None:
         score_rows(target, broken, "b.npy", 32)
 
 
+def test_a_token_without_a_logit_has_no_likelihood() -> None:
+    row = np.zeros((1, 4), np.float32)
+    found = scored(row, row, [5])
+    assert np.isnan(found.target_nll[0]) and np.isnan(found.draft_nll[0])
+
+
 def make(count: int, *, known: bool = True, seed: int = 0) -> Scores:
     random = np.random.default_rng(seed)
     rank = random.integers(1, 8, count)
