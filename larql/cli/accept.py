@@ -120,6 +120,7 @@ def command(
         for proposed, accepted in zip(outcome.tally.proposed, outcome.tally.accepted, strict=True):
             whole.add(proposed, accepted, 0.0)
     cost = probe(run, draft, draft_tokens)
+    room = draft_tokens + max(len(outcome.tally.accepted) for outcome in outcomes)
     speedup = expected_speedup(whole, cost)
     goes = speedup >= (1.0 if threshold is None else threshold)
     blocks = len(whole.accepted)
@@ -156,7 +157,7 @@ def command(
                 "expected_speedup": speedup,
                 "threshold": threshold,
                 "go": goes,
-                "provenance": run.provenance((), 1),
+                "provenance": run.provenance((), room),
             },
         )  # fmt: skip
     else:

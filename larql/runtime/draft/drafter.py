@@ -9,15 +9,26 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+import numpy as np
+import numpy.typing as npt
+
 from larql.errors import UsageError
 from larql.runtime.backends.base import Carrier
 
 if TYPE_CHECKING:
     from larql.runtime.session import Session
 
-__all__ = ["Drafter", "Speculation", "Tally"]
+__all__ = ["Drafter", "Speculation", "Tally", "likeliest"]
 
 _WARM, _TIMED = 2, 6  # steps
+
+
+def likeliest(row: npt.NDArray[np.float32]) -> int | None:
+    """Return the token with the largest logit, or None where one is not a number.
+
+    A draft that has come to that guesses nothing; it is no matter of the target's.
+    """
+    return None if np.isnan(row).any() else int(np.argmax(row))
 
 
 class Drafter(ABC):

@@ -14,9 +14,8 @@ import numpy.typing as npt
 from larql.errors import UnsupportedRefusal
 from larql.format.container import Container
 from larql.runtime.backends.base import Carrier
-from larql.runtime.draft.drafter import Drafter
+from larql.runtime.draft.drafter import Drafter, likeliest
 from larql.runtime.prepared import PreparedOperands, prepare_beside
-from larql.runtime.sampling import greedy
 from larql.runtime.session import Session
 
 __all__ = ["DraftHead", "HeadDrafter", "draft_component"]
@@ -140,6 +139,8 @@ class HeadDrafter(Drafter):
         if not 1 <= known <= self._seen:
             return []
         count = min(count, session.context - known + 1)
+        if count < 1:
+            return []
         following = list(tokens[1:])
         common = 0
         while common < min(len(self._fed), known - 1) and self._fed[common] == following[common]:
@@ -149,10 +150,11 @@ class HeadDrafter(Drafter):
         carrier = self.head.advance(self._hidden[common:known], following[common:])[-1:]
         self._fed = following
         made: list[int] = []
-        while len(made) < count:
-            made.append(greedy(session.logits(carrier)[0]))
-            if len(made) < count:
-                carrier = self.head.advance(self.head.own_tap(carrier), made[-1:])
+        while (token := likeliest(session.logits(carrier)[0])) is not None:
+            made.append(token)
+            if len(made) == count:
+                break
+            carrier = self.head.advance(self.head.own_tap(carrier), [token])
         # What it made up of its own hidden states does not stand.
         self._forget(known)
         return made

@@ -9,10 +9,9 @@ from larql.errors import UsageError
 from larql.format.container import Container
 from larql.runtime.backends.registry import make_backend
 from larql.runtime.draft.costs import draft_of
-from larql.runtime.draft.drafter import Drafter
+from larql.runtime.draft.drafter import Drafter, likeliest
 from larql.runtime.plan import make_plan
 from larql.runtime.prepared import PreparedOperands, prepare
-from larql.runtime.sampling import greedy
 from larql.runtime.session import Session
 from larql.runtime.slices import Full
 from larql.runtime.state import Mark
@@ -53,11 +52,13 @@ class ModelDrafter(Drafter):
         self._held = list(tokens)
         row = session.step(tokens[session.position :])
         self._mark = session.checkpoint(count)
-        made = [greedy(row)]
-        while len(made) < count:
-            row = session.step(made[-1:])
-            self._held.append(made[-1])
-            made.append(greedy(row))
+        made: list[int] = []
+        while (token := likeliest(row)) is not None:
+            made.append(token)
+            if len(made) == count:
+                break
+            row = session.step([token])
+            self._held.append(token)
         return made
 
     def _go_back(self, tokens: Sequence[int]) -> None:

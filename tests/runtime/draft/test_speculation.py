@@ -285,6 +285,26 @@ def test_a_drafter_needs_the_same_tokens(states: States) -> None:
         Speculation(NgramDrafter(), 0)
 
 
+def test_a_draft_that_is_no_number_guesses_nothing(
+    states: States, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = open_run(states("rows"), RunOptions())
+    expected = plain(run, 12)
+    session, row = started(run)
+    drafter = make_drafter("depth:2", run, 96)
+    assert isinstance(drafter, ModelDrafter)
+
+    def broken(tokens: object) -> npt.NDArray[np.float32]:
+        drafter._session.advance(tokens)  # type: ignore[arg-type]
+        return np.full(256, np.nan, np.float32)
+
+    monkeypatch.setattr(drafter._session, "step", broken)
+    speculation = Speculation(drafter, 4)
+    arguments = (run, session, row, 12, Sampler(Sampling()), (), PROMPT, speculation)
+    assert list(generate(*arguments)) == expected.tokens  # type: ignore[arg-type]
+    assert sum(speculation.tally.proposed) == 0
+
+
 def test_what_followed_before_is_drafted() -> None:
     drafter = NgramDrafter(longest=3, shortest=2)
     assert drafter.propose([1, 2, 3], 4) == []
