@@ -12,6 +12,7 @@
     ├── TokenizerError            text and tokens cannot be converted
     ├── FetchError                a hub or a package index did not give what was asked
     ├── RecordError               a file that is not a run record, or not one of this version
+    ├── DumpError                 a file that is not a dump, or not the one its sidecar describes
     ├── OutputError               an output path cannot be written or must not be replaced
     ├── PlatformError             the machine or installation lacks what a command needs
     ├── Refusal                   an operation will not run; carries a RefusalKind
@@ -32,6 +33,7 @@ __all__ = [
     "CheckFailed",
     "CompileError",
     "ContainerError",
+    "DumpError",
     "EncodingError",
     "FetchError",
     "GenerationError",
@@ -95,6 +97,10 @@ class FetchError(LarqlError):
 
 class RecordError(LarqlError):
     """A file that cannot be read as a run record."""
+
+
+class DumpError(LarqlError):
+    """A file that cannot be read as a dump, or that is not what its sidecar says."""
 
 
 class OutputError(LarqlError):

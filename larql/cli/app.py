@@ -94,6 +94,21 @@ COMMANDS: Mapping[str, Command | Group] = MappingProxyType(
                     "replay": Command(
                         "Verify a run record and print it again.", "larql.cli.replay"
                     ),
+                    "score": Command(
+                        "Score one dump of logits against another.", "larql.cli.score"
+                    ),
+                    "ladder": Command(
+                        "Score every depth of a model as a draft of the whole.",
+                        "larql.cli.ladder",
+                    ),
+                    "accept": Command(
+                        "Tell how often a drafter would be right on given texts.",
+                        "larql.cli.accept",
+                    ),
+                    "draft-cost": Command(
+                        "Measure a drafter's step beside the model's own.",
+                        "larql.cli.draft_cost",
+                    ),
                     "plan": Command(
                         "Judge a checkpoint without writing anything.", "larql.cli.plan"
                     ),

@@ -11,9 +11,11 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from larql.cli import render
+from larql.cli.exec_draft import run_draft
 from larql.cli.inputs import Given, TextSource, end_ids, read_input, room_for
 from larql.cli.models import open_model, start_run
 from larql.cli.options import (
+    DRAFT_TOKENS,
     ActivationKind,
     Activations,
     Backend,
@@ -22,6 +24,7 @@ from larql.cli.options import (
     Component,
     Context,
     DraftDepth,
+    DraftTokens,
     Generate,
     Kv,
     KvKind,
@@ -31,12 +34,14 @@ from larql.cli.options import (
     Profile,
     Prompt,
     PromptFile,
+    Speculate,
     Threads,
     TokenIds,
     TokensFile,
     TopK,
 )
 from larql.cli.output import Output, output_of
+from larql.cli.speculated import check_speculate, speculation_of, tell_speculation
 from larql.errors import UsageError
 from larql.provenance import sidecar_path
 
@@ -44,6 +49,7 @@ if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
+    from larql.runtime.draft.drafter import Speculation
     from larql.runtime.run import Run
     from larql.runtime.session import Session
 
@@ -108,6 +114,8 @@ def command(
     component: Component = "target",
     draft_depth: DraftDepth = None,
     generate: Generate = 0,
+    speculate: Speculate = None,
+    draft_tokens: DraftTokens = DRAFT_TOKENS,
     top_k: TopK = 5,
     logit_dump: LogitDump = None,
     dump_layers: DumpLayers = None,
@@ -127,7 +135,9 @@ def command(
     The logits of the last position are reported, the likeliest tokens first, with what was
     executed and read. The answer does not depend on threads, chunks or context, bit for bit; only
     where a model has two lists of rotary frequencies does --context decide which one is used.
-    Generated tokens are the likeliest ones; `larql run` samples.
+    Generated tokens are the likeliest ones; `larql run` samples. --speculate has tokens guessed and
+    verified in blocks, which changes how long it takes and nothing else. A --component that drafts
+    for another one runs beside it, and both are compared.
 
     Examples
     --------
@@ -136,20 +146,27 @@ def command(
     larql exec model.vindex3 --tokens 1,2,3 --logit-dump a.npy --json | jq .sha256
 
     larql exec model.vindex3 --tokens 1,2,3 --draft-depth 4
+
+    larql exec model.vindex3 --prompt-file list.txt --generate 200 --speculate ngram
     """
     output = output_of(ctx)
+    check_speculate(speculate, generate)
     _check_dumps(logit_dump, dump_layers, resume or sites, generate)
     container = open_model(model, output)
     source = TextSource(tokens, tokens_file, prompt, prompt_file)
     from larql.runtime.plan import check_tokens, make_plan
-    from larql.runtime.slices import slice_of
+    from larql.runtime.run import RunOptions
+    from larql.runtime.slices import Head, slice_of
 
-    plan = make_plan(container, component, slice_of(draft_depth))
+    drafts = container.component(component).role == "draft"
+    if drafts and (generate or dump_layers is not None or draft_depth is not None):
+        raise UsageError(
+            f"--component {component} drafts for another one: it does not go with --generate, "
+            f"--dump-layers or --draft-depth"
+        )
+    plan = make_plan(container, component, Head() if drafts else slice_of(draft_depth))
     given = read_input(container, source, add_bos=not no_bos)
     check_tokens(given.ids, plan.component.embed.vocab, given.option)
-    room = room_for(plan.component, len(given.ids), generate, context, output)
-    from larql.runtime.run import RunOptions
-
     options = RunOptions(
         component,
         backend.value,
@@ -161,13 +178,18 @@ def command(
         prefault,
         profile,
     )
+    if drafts:
+        run_draft(container, options, given, logit_dump, top_k, context, output)
+        return
+    room = room_for(plan.component, len(given.ids), generate, context, output)
     run = start_run(container, options, output)
     if dump_layers is not None:
         _dump_layers(run, given, dump_layers, resume, sites, output)
         return
     session = run.session(room)
     ends = end_ids(container, given.tokenizer) if generate else ()
-    report = _execute(run, session, given, logit_dump, generate, ends, top_k)
+    speculation = speculation_of(speculate, draft_tokens, run, room)
+    report = _execute(run, session, given, logit_dump, generate, ends, top_k, speculation)
     if report["nan_logits"]:
         render.warning(output, f"{report['nan_logits']} of the logits are not numbers")
     report = {**report, "provenance": run.provenance(given.ids, room)}
@@ -175,6 +197,7 @@ def command(
         render.document(output, report)
     else:
         _print(report, given)
+    tell_speculation(output, speculation)
 
 
 def _check_dumps(
@@ -207,6 +230,7 @@ def _execute(
     count: int,
     ends: tuple[int, ...],
     top_k: int,
+    speculation: Speculation | None,
 ) -> dict[str, object]:
     """Advance over the given tokens, dump if asked, generate if asked; return the report."""
     from larql.runtime.generate import generate
@@ -215,7 +239,7 @@ def _execute(
     report: dict[str, object] = {}
     watch = _Watch()
     if logit_dump is None:
-        row = run.timed_step(session, given.ids)
+        carrier, row = run.timed_advance(session, given.ids)
         watch.see(row)
     else:
         began = time.perf_counter()
@@ -235,10 +259,16 @@ def _execute(
         for token, logit in top_tokens(row, top_k)
     ]
     if count:
-        made = list(generate(run, session, row, count, Sampler(Sampling()), ends))
+        sampler = Sampler(Sampling())
+        if speculation is not None:
+            speculation.begin(session, given.ids, carrier, count)
+        continued = generate(run, session, row, count, sampler, ends, given.ids, speculation)
+        made = list(continued)
         report["generated"] = made
         report["end_of_text_ids"] = list(ends)
         report["ended"] = made[-1] in ends
+        if speculation is not None:
+            report["speculation"] = speculation.report()
         if given.tokenizer is not None:
             report["text"] = given.tokenizer.decode(made, continuing=True)
     return report

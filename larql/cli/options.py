@@ -26,6 +26,7 @@ import typer
 from larql.errors import UsageError
 
 __all__ = [
+    "DRAFT_TOKENS",
     "ActivationKind",
     "Activations",
     "Backend",
@@ -35,6 +36,7 @@ __all__ = [
     "Container",
     "Context",
     "DraftDepth",
+    "DraftTokens",
     "Force",
     "Generate",
     "Kv",
@@ -46,6 +48,7 @@ __all__ = [
     "Prompt",
     "PromptFile",
     "Source",
+    "Speculate",
     "Threads",
     "TokenIds",
     "TokensFile",
@@ -53,6 +56,8 @@ __all__ = [
     "half_open_range",
     "token_ids",
 ]
+
+DRAFT_TOKENS = 6
 
 
 class Backend(StrEnum):
@@ -234,6 +239,29 @@ Profile = Annotated[
 Generate = Annotated[
     int,
     typer.Option("--generate", "-n", metavar="N", min=0, help="Tokens to generate."),
+]
+Speculate = Annotated[
+    str | None,
+    typer.Option(
+        "--speculate",
+        metavar="DRAFTER",
+        help=(
+            "Have tokens guessed and verify them in blocks; the answer does not depend on it. "
+            "depth:N (the first N layers), mtp (the draft head that the model carries), "
+            "container:PATH (another model of the same tokens) or ngram (what followed before)."
+        ),
+        show_default="one token at a time",
+    ),
+]
+DraftTokens = Annotated[
+    int,
+    typer.Option(
+        "--draft-tokens",
+        metavar="K",
+        min=1,
+        max=256,
+        help="Most tokens that a drafter guesses for a block.",
+    ),
 ]
 TopK = Annotated[
     int,

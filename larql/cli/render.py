@@ -36,6 +36,7 @@ __all__ = [
     "key_values",
     "line",
     "notice",
+    "plain",
     "printable",
     "progress",
     "table",
@@ -114,7 +115,7 @@ def document(output: Output, value: object) -> None:
     """
     if output.answered:
         raise RuntimeError("a command may write only one JSON document")
-    text = json.dumps(_plain(value), allow_nan=False, ensure_ascii=False, indent=2)
+    text = json.dumps(plain(value), allow_nan=False, ensure_ascii=False, indent=2)
     output.answered = True
     # json escapes C0; the rest of what a terminal obeys is escaped here, which stays valid JSON.
     line(
@@ -125,11 +126,12 @@ def document(output: Output, value: object) -> None:
     )
 
 
-def _plain(value: object) -> object:
+def plain(value: object) -> object:
+    """Return a value as JSON has it; see :func:`document`."""
     if value is None or isinstance(value, bool):
         return value
     if isinstance(value, Enum):
-        return _plain(value.value)
+        return plain(value.value)
     if isinstance(value, str):
         # A lone surrogate (a file name that is not UTF-8) has no place in strict JSON.
         return value.encode("utf-8", "backslashreplace").decode("utf-8")
@@ -138,27 +140,27 @@ def _plain(value: object) -> object:
     if isinstance(value, float):
         return float(value) if math.isfinite(value) else None
     if isinstance(value, PurePath):
-        return _plain(str(value))
+        return plain(str(value))
     if isinstance(value, Mapping):
-        return {_key(key): _plain(item) for key, item in value.items()}
+        return {_key(key): plain(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_plain(item) for item in value]
+        return [plain(item) for item in value]
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {
-            field.name: _plain(getattr(value, field.name)) for field in dataclasses.fields(value)
+            field.name: plain(getattr(value, field.name)) for field in dataclasses.fields(value)
         }
     # A numpy value can only be here if numpy has been imported, so this never imports it.
     numpy = sys.modules.get("numpy")
     if numpy is not None and isinstance(value, (numpy.generic, numpy.ndarray)):
-        return _plain(value.tolist())
+        return plain(value.tolist())
     raise TypeError(f"{type(value).__name__} has no JSON form")
 
 
 def _key(key: object) -> str:
-    plain = _plain(key)
-    if isinstance(plain, bool) or not isinstance(plain, (str, int)):
+    found = plain(key)
+    if isinstance(found, bool) or not isinstance(found, (str, int)):
         raise TypeError(f"{key!r} cannot be a key of a JSON object")
-    return str(plain)
+    return str(found)
 
 
 def table(

@@ -15,6 +15,7 @@ from larql.errors import PlatformError, UsageError
 
 if TYPE_CHECKING:
     from larql.report.contents import Contents
+    from larql.report.ladder import Ladder
 
 __all__ = ["command"]
 
@@ -22,7 +23,7 @@ RecordFile = Annotated[
     Path,
     typer.Argument(
         metavar="RUN.jsonl",
-        help="A record that larql observe wrote.",
+        help="A record that larql observe wrote, or a ladder.",
         show_default=False,
     ),
 ]
@@ -65,7 +66,8 @@ def command(
     over depth, norms, routing where there was any, and the provenance. It opens in any browser
     and fetches nothing. Pictures are drawn without a browser. The same record gives the same
     bytes. A record that was changed is not drawn (exit status 1); that of a killed run is, with
-    a note.
+    a note. What `larql vindex3 ladder` wrote is drawn too: how near each depth is to the whole
+    model, and what drafting with it would give.
 
     What draws is an extra: pip install 'larql-vindex3[report]'
 
@@ -74,6 +76,8 @@ def command(
     larql report run.jsonl -o report.html
 
     larql report run.jsonl --png lens.png --svg lens.svg
+
+    larql report ladder.json -o ladder.html
     """
     output = output_of(ctx)
     wanted = {
@@ -84,12 +88,20 @@ def command(
     _check_outputs(record, list(wanted.values()), force)
     _check_installed(wanted)
     from larql.format.atomic import write_file
-    from larql.report.contents import read_contents
+    from larql.report.ladder import is_ladder, read_ladder
 
-    contents = read_contents(record)
-    for note in contents.notes:
+    notes: tuple[str, ...] = ()
+    if is_ladder(record):
+        ladder = read_ladder(record)
+        drawn = {name: _drawn_ladder(ladder, name) for name in wanted}
+    else:
+        from larql.report.contents import read_contents
+
+        contents = read_contents(record)
+        notes = contents.notes
+        drawn = {name: _drawn(contents, name) for name in wanted}
+    for note in notes:
         render.warning(output, note)
-    drawn = {name: _drawn(contents, name) for name in wanted}
     for name, path in wanted.items():
         with write_file(path) as temporary:
             temporary.write_bytes(drawn[name])
@@ -102,7 +114,7 @@ def command(
             }
             for name, path in wanted.items()
         }
-        render.document(output, {**files, "notes": contents.notes})
+        render.document(output, {**files, "notes": notes})
     else:
         render.key_values(
             (name, f"{path}, {render.bytes_text(len(drawn[name]))}")
@@ -136,6 +148,14 @@ def _check_installed(wanted: dict[str, Path]) -> None:
                 f"{needed[name]}, which draws reports, is not installed; "
                 f"pip install 'larql-vindex3[report]'"
             )
+
+
+def _drawn_ladder(ladder: Ladder, name: str) -> bytes:
+    from larql.report.ladder import ladder_page, ladder_picture
+
+    if name == "page":
+        return ladder_page(ladder).encode("utf-8")
+    return ladder_picture(ladder, "png" if name == "png" else "svg")
 
 
 def _drawn(contents: Contents, name: str) -> bytes:

@@ -13,6 +13,7 @@ from larql.cli import render
 from larql.cli.inputs import end_ids, read_text, room_for, tokenizer_of
 from larql.cli.models import open_model, start_run
 from larql.cli.options import (
+    DRAFT_TOKENS,
     ActivationKind,
     Activations,
     Backend,
@@ -20,6 +21,7 @@ from larql.cli.options import (
     Chunk,
     Context,
     DraftDepth,
+    DraftTokens,
     Generate,
     Kv,
     KvKind,
@@ -28,9 +30,11 @@ from larql.cli.options import (
     Prefault,
     Profile,
     PromptFile,
+    Speculate,
     Threads,
 )
 from larql.cli.output import Output, output_of
+from larql.cli.speculated import check_speculate, speculation_of, tell_speculation
 from larql.errors import UsageError
 
 if TYPE_CHECKING:
@@ -38,6 +42,7 @@ if TYPE_CHECKING:
     from larql.format.graph import Component
     from larql.runtime.chat import ChatTemplate
     from larql.runtime.conversation import Conversation
+    from larql.runtime.draft.drafter import Speculation
     from larql.runtime.run import Run, RunOptions
     from larql.runtime.sampling import Sampler
     from larql.runtime.text import TextTokenizer
@@ -99,6 +104,8 @@ def command(
     temperature: Temperature = 0.0,
     top_p: TopP = 1.0,
     seed: Seed = 0,
+    speculate: Speculate = None,
+    draft_tokens: DraftTokens = DRAFT_TOKENS,
     draft_depth: DraftDepth = None,
     no_bos: NoBos = False,
     backend: BackendOption = Backend.PRODUCTION,
@@ -115,7 +122,8 @@ def command(
     The text appears as it is made. The prompt goes in as it is, unless --chat puts it into the
     model's own template. Generation ends at a token that the model declares to end a text, or
     where the context is full. Without a prompt each line of standard input is a message of a chat,
-    which has room for 4096 positions unless --context says otherwise.
+    which has room for 4096 positions unless --context says otherwise. --speculate has tokens
+    guessed and verified in blocks: the text is the same, drawn with any temperature and seed.
 
     Examples
     --------
@@ -123,9 +131,12 @@ def command(
 
     larql run model.vindex3 --chat "Name three rivers." --temperature 0.7 --seed 1
 
+    larql run model.vindex3 "def add(a, b):" --speculate ngram --draft-tokens 8
+
     larql run model.vindex3
     """
     output = output_of(ctx)
+    check_speculate(speculate, generate)
     if prompt is not None and prompt_file is not None:
         raise UsageError("expected one of PROMPT and --prompt-file, found both")
     talks = prompt is None and prompt_file is None
@@ -172,6 +183,8 @@ def command(
         sampler,
         generate,
         context,
+        speculate,
+        draft_tokens,
     )
     if template is not None:
         _chat(asked, template, system, text, output)
@@ -191,6 +204,8 @@ class _Asked:
     sampler: Sampler
     count: int
     context: int | None
+    speculate: str | None
+    draft_tokens: int
 
 
 def _chat(
@@ -201,13 +216,17 @@ def _chat(
     room = asked.context or min(asked.component.context_length, CHAT_CONTEXT)
     room_for(asked.component, room, 0, None, output)
     run = start_run(asked.container, asked.options, output)
-    conversation = Conversation(run, asked.tokenizer, template, room, asked.ends, asked.sampler)
+    speculation = speculation_of(asked.speculate, asked.draft_tokens, run, room)
+    conversation = Conversation(
+        run, asked.tokenizer, template, room, asked.ends, asked.sampler, speculation
+    )
     if system is not None:
         conversation.messages.append({"role": "system", "content": system})
     if text is None:
         _talk(conversation, asked.count, output)
     else:
         _answer(conversation, text, asked.count, output)
+    tell_speculation(output, speculation)
 
 
 def _continue(asked: _Asked, text: str, add_bos: bool, output: Output) -> None:
@@ -227,9 +246,10 @@ def _continue(asked: _Asked, text: str, add_bos: bool, output: Output) -> None:
     count = max(0, min(asked.count, longest - len(ids) + 1))
     room = room_for(asked.component, len(ids), count, asked.context, output)
     run = start_run(asked.container, asked.options, output)
+    speculation = speculation_of(asked.speculate, asked.draft_tokens, run, room)
     made: list[int] = []
     parts: list[str] = []
-    for part in _continued(run, room, ids, count, asked, made):
+    for part in _continued(run, room, ids, count, asked, made, speculation):
         parts.append(part)
         _write(part, output)
     ended = bool(made) and made[-1] in asked.ends
@@ -239,6 +259,7 @@ def _continue(asked: _Asked, text: str, add_bos: bool, output: Output) -> None:
             "generated": made,
             "ended": ended,
             "end_of_text_ids": list(asked.ends),
+            **({} if speculation is None else {"speculation": speculation.report()}),
             "provenance": run.provenance(ids, room),
         }
         render.document(output, report)
@@ -249,10 +270,17 @@ def _continue(asked: _Asked, text: str, add_bos: bool, output: Output) -> None:
     else:
         why = "by --generate" if len(made) == asked.count else "by the end of the context"
     render.notice(output, f"{len(made)} tokens, ended {why}")
+    tell_speculation(output, speculation)
 
 
 def _continued(
-    run: Run, room: int, ids: list[int], count: int, asked: _Asked, made: list[int]
+    run: Run,
+    room: int,
+    ids: list[int],
+    count: int,
+    asked: _Asked,
+    made: list[int],
+    speculation: Speculation | None,
 ) -> Iterator[str]:
     """Yield the text that continues ``ids`` piece by piece; ``made`` receives its tokens."""
     if not count:
@@ -261,8 +289,10 @@ def _continued(
 
     stream = asked.tokenizer.stream(continuing=True)
     session = run.session(room)
-    row = run.timed_step(session, ids)
-    for token in generate(run, session, row, count, asked.sampler, asked.ends):
+    carrier, row = run.timed_advance(session, ids)
+    if speculation is not None:
+        speculation.begin(session, ids, carrier, count)
+    for token in generate(run, session, row, count, asked.sampler, asked.ends, ids, speculation):
         made.append(token)
         if token not in asked.ends:
             yield stream.push(token)
@@ -292,9 +322,15 @@ def _answer(conversation: Conversation, text: str, count: int, output: Output) -
             "ended": bool(made) and made[-1] in conversation.end_ids,
             "end_of_text_ids": list(conversation.end_ids),
             "messages": conversation.messages,
+            **_speculated(conversation),
             "provenance": conversation.run.provenance(conversation.given_ids, conversation.context),
         },
     )
+
+
+def _speculated(conversation: Conversation) -> dict[str, object]:
+    found = conversation.speculation
+    return {} if found is None else {"speculation": found.report()}
 
 
 def _talk(conversation: Conversation, count: int, output: Output) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from larql.errors import ContainerError
+from larql.errors import ContainerError, LarqlError
 from larql.format.names import check_relative_name
 from larql.format.rows import RowSelection
 
@@ -12,19 +12,26 @@ __all__ = ["JsonObject"]
 class JsonObject:
     """Typed access to one JSON object; every refusal names file, path and type."""
 
-    def __init__(self, document: object, path: str, where: str) -> None:
+    def __init__(
+        self,
+        document: object,
+        path: str,
+        where: str,
+        error: type[LarqlError] = ContainerError,
+    ) -> None:
         self.path = path
         self.where = where
+        self.error = error
         if not isinstance(document, dict):
-            raise ContainerError(f"{where}: {path or 'the document'} is not a JSON object")
+            raise error(f"{where}: {path or 'the document'} is not a JSON object")
         self.document: dict[str, object] = document
 
-    def fail(self, key: str, expected: str) -> ContainerError:
+    def fail(self, key: str, expected: str) -> LarqlError:
         """Return the error for a key, which names what was expected."""
         found = self.document.get(key)
         shown = "missing" if key not in self.document else f"{found!r:.60}"
         name = f"{self.path}.{key}" if self.path else key
-        return ContainerError(f"{self.where}: `{name}` is {shown}, expected {expected}")
+        return self.error(f"{self.where}: `{name}` is {shown}, expected {expected}")
 
     def text(self, key: str) -> str:
         """Return a string."""
@@ -94,12 +101,12 @@ class JsonObject:
     def child(self, key: str) -> JsonObject:
         """Return an object as one of this kind."""
         name = f"{self.path}.{key}" if self.path else key
-        return JsonObject(self.document.get(key), name, self.where)
+        return JsonObject(self.document.get(key), name, self.where, self.error)
 
     def file_name(self, key: str) -> str:
         """Return a name that stays inside the directory."""
         name = f"{self.path}.{key}" if self.path else key
-        return check_relative_name(self.document.get(key), f"{self.where}: {name}", ContainerError)
+        return check_relative_name(self.document.get(key), f"{self.where}: {name}", self.error)
 
     def rest(self, *known: str) -> dict[str, object]:
         """Return the fields outside ``known``."""

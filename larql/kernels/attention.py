@@ -303,11 +303,9 @@ def attend(
         return
     group = heads // kv_heads
     step = 64 + padded * 4
-    first = max(0, start - window + 1) // BLOCK if window else 0
-    spanned = (start + tokens - 1) // BLOCK + 1 - first
     pieces = 4 * threads()
-    # A single position is split whatever it sees, so that its calls are those of every position.
-    split = tokens == 1 or (tokens * group <= _SPLIT_ROWS and spanned > 1)
+    # Whatever they see, so that so many positions have the same calls wherever they are.
+    split = tokens == 1 or tokens * group <= _SPLIT_ROWS
     share = tokens if split else max(1, min(_ROWS // group, -(-tokens * kv_heads // pieces)))
     rows = share * group
     place, slot = scratch(2 * rows * step + 4 * rows * (dims + BLOCK))

@@ -54,8 +54,8 @@ class Survey:
         Columns of the largest logits, a heap whose root comes last; -1 where there is none.
     heap_logits : float32 [T, k + 1]
         Those logits, and one number that means nothing.
-    columns : int64 [m]
-        The marked columns.
+    columns : int64 [m], or [T, m]
+        The marked columns, of all rows or of each.
     marks : float32 [T, m]
         Their logits.
     before : int64 [T, m]
@@ -79,8 +79,8 @@ class Survey:
 
         Parameters
         ----------
-        columns : int64 [m]
-            Columns to mark.
+        columns : int64 [m], or [T, m]
+            Columns to mark in all rows, or in each.
         marks : float32 [T, m]
             Their logits in each row.
         top : int
@@ -179,7 +179,7 @@ def _row(variant: Any, p: int, task: int, worker: int) -> None:
     largest = load_i64(p + 40) + task * 8
     kept, marked = load_i64(p + 48), load_i64(p + 56)
     logits, columns = load_i64(p + 64) + task * (kept + 1) * 4, load_i64(p + 72) + task * kept * 8
-    places, powers = load_i64(p + 80), load_i64(p + 104)
+    places, powers = load_i64(p + 80) + task * load_i64(p + 128), load_i64(p + 104)
     marks, before = load_i64(p + 88) + task * marked * 4, load_i64(p + 96) + task * marked * 8
     whole, steps = width // 16 * 16, width // 64 * 64
     poison = splat(np.float32(0))
@@ -248,7 +248,8 @@ def survey(x: npt.NDArray[np.float32], first: int, found: Survey) -> None:
     rows = len(found.largest)
     if x.ndim != 2 or x.shape[0] != rows or x.shape[1] < 1:
         raise ValueError(f"x must be {rows} rows of at least one column, found shape {x.shape}")
-    top, marked = found.heap_columns.shape[1], len(found.columns)
+    top, marked = found.heap_columns.shape[1], found.columns.shape[-1]
+    apart = found.columns.strides[0] if found.columns.ndim == 2 else 0
     place = float_matrix(x, x.shape, "x")
     arrays: tuple[npt.NDArray[Any], ...] = (
         found.heap_logits, found.heap_columns, found.columns, found.marks, found.before,
@@ -258,7 +259,7 @@ def survey(x: npt.NDArray[np.float32], first: int, found: Survey) -> None:
         [
             place, x.shape[1], first, address(found.total), address(found.broken),
             address(found.largest), top, marked, *[address(array) for array in arrays],
-            len(falling_series()),
+            len(falling_series()), apart,
         ],
         np.int64,
     )  # fmt: skip

@@ -15,7 +15,7 @@ from typing import Any
 from larql import __version__
 from larql.report.contents import Contents
 
-__all__ = ["page"]
+__all__ = ["page", "resource"]
 
 _CURVES = (
     ("log-probabilities", "Log-probability over depth"),
@@ -56,11 +56,11 @@ def page(contents: Contents) -> str:
         "figures": {place: figure.to_plotly_json() for place, figure in figures.items()},
         "moving": moving_values(contents),
     }
-    library, script = _lines(get_plotlyjs()), _lines(_resource("page.js"))
+    library, script = _lines(get_plotlyjs()), _lines(resource("page.js"))
     environment = Environment(
         autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
-    template = environment.from_string(_resource("page.html.jinja"))
+    template = environment.from_string(resource("page.html.jinja"))
     return template.render(
         contents=contents,
         run=contents.view.header["run_id"],
@@ -69,7 +69,7 @@ def page(contents: Contents) -> str:
         places=list(figures),
         curves=_CURVES,
         policy=_policy(library, script),
-        style=Markup(_resource("page.css")),
+        style=Markup(resource("page.css")),
         data=Markup(_json_text(data)),
         library=Markup(library),
         script=Markup(script),
@@ -85,7 +85,8 @@ def _labels(contents: Contents) -> list[str]:
     ]
 
 
-def _resource(name: str) -> str:
+def resource(name: str) -> str:
+    """Return the text of a file beside this module."""
     return (resources.files("larql.report") / name).read_text(encoding="utf-8")
 
 

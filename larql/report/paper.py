@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from larql.runtime.observe.view import LensView
 
-__all__ = ["draw", "picture"]
+__all__ = ["draw", "picture", "settings"]
 
 _LABEL_LENGTH = 12
 _MOST_TICKS = 24
@@ -41,13 +41,13 @@ def picture(contents: Contents, kind: Literal["png", "svg"]) -> bytes:
     stream = io.BytesIO()
     # Neither a time nor a version of the library.
     metadata = {"Date": None, "Creator": None} if kind == "svg" else {"Software": None}
-    with _settings():
+    with settings():
         draw(contents).savefig(stream, format=kind, dpi=_DOTS_PER_INCH, metadata=metadata)
     return stream.getvalue()
 
 
 @contextmanager
-def _settings() -> Iterator[None]:
+def settings() -> Iterator[None]:
     """Draw by settings of our own, whatever the user's file of settings says."""
     import matplotlib
 

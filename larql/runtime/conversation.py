@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from larql.errors import UsageError
 from larql.runtime.chat import ChatTemplate
+from larql.runtime.draft.drafter import Speculation
 from larql.runtime.generate import generate
 from larql.runtime.run import Run
 from larql.runtime.sampling import Sampler
@@ -30,6 +31,7 @@ class Conversation:
     end_ids : collection of int
         Tokens that end a reply.
     sampler : Sampler
+    speculation : Speculation or None
     messages : list of dict
         ``{"role", "content"}`` in order.
     """
@@ -40,6 +42,7 @@ class Conversation:
     context: int
     end_ids: Collection[int]
     sampler: Sampler
+    speculation: Speculation | None = None
     messages: list[dict[str, object]] = field(default_factory=list)
     _session: Session | None = field(default=None, init=False)
     _ids: list[int] = field(default_factory=list, init=False)
@@ -79,13 +82,17 @@ class Conversation:
                 f"{self.context}; start anew, or give a larger --context"
             )
         session, new = self._continue_from(ids)
-        row = self.run.timed_step(session, new)
+        carrier, row = self.run.timed_advance(session, new)
         stream = self.tokenizer.stream(continuing=True)
         parts = []
         self._ids = list(ids)
         self._given = len(ids)
         room = min(count, self.context - len(ids))
-        for token in generate(self.run, session, row, room, self.sampler, self.end_ids):
+        if self.speculation is not None:
+            self.speculation.begin(session, ids, carrier, room)
+        for token in generate(
+            self.run, session, row, room, self.sampler, self.end_ids, ids, self.speculation
+        ):
             self._ids.append(token)
             if token not in self.end_ids:
                 parts.append(stream.push(token))

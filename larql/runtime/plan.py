@@ -24,7 +24,7 @@ from larql.format.graph import (
     kept_by,
     state_schema,
 )
-from larql.runtime.slices import Draft, ExecutionSlice, Full, LayerRange, layers_of
+from larql.runtime.slices import ExecutionSlice, Head, LayerRange, layers_of
 
 __all__ = ["Plan", "check_tokens", "make_plan"]
 
@@ -48,12 +48,12 @@ class Plan:
     @property
     def embeds(self) -> bool:
         """Whether the run begins with token ids."""
-        return not isinstance(self.slice, LayerRange)
+        return not isinstance(self.slice, LayerRange | Head)
 
     @property
     def has_head(self) -> bool:
         """Whether the run ends with logits."""
-        return isinstance(self.slice, Full | Draft)
+        return not isinstance(self.slice, LayerRange)
 
     @property
     def executed_layers(self) -> tuple[int, ...]:
@@ -148,10 +148,12 @@ def make_plan(container: Container, component: str, wanted: ExecutionSlice) -> P
         If this build does not know the graph, or the component only drafts.
     """
     found = container.component(component)
-    if found.role != "decoder":
+    if (found.role == "draft") != isinstance(wanted, Head):
         raise UnsupportedRefusal(
             f"{container.path}: component {component!r} drafts for another one and does not run by "
-            f"itself; this build executes decoders"
+            f"itself; `larql exec --component {component}` runs both"
+            if found.role == "draft"
+            else f"{container.path}: component {component!r} drafts for no other one"
         )
     layers = layers_of(wanted, len(found.layers))
     if isinstance(wanted, LayerRange):

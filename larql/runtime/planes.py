@@ -20,7 +20,14 @@ Float32 = npt.NDArray[np.float32]
 
 
 class SiteWatch:
-    """An observer that keeps the carrier after every write, and nothing else.
+    """An observer that keeps the carrier after writes, and nothing else.
+
+    Parameters
+    ----------
+    most : int
+        Most positions that are walked at once.
+    writes : sequence of int or None
+        After which writes, by number; None: after every one.
 
     Attributes
     ----------
@@ -28,9 +35,10 @@ class SiteWatch:
         One for each walk.
     """
 
-    def __init__(self, most: int) -> None:
+    def __init__(self, most: int, writes: Sequence[int] | None = None) -> None:
         self.keep = Keep()
         self.most = most
+        self._writes = slice(None) if writes is None else list(writes)
         self.parts: list[Float32] = []
 
     def carriers(self) -> Float32:
@@ -47,7 +55,7 @@ class SiteWatch:
         self, start: int, tokens: npt.NDArray[np.int64] | None, taps: Taps, state: State
     ) -> None:
         """Copy the carriers of a walk."""
-        self.parts.append(taps.carriers.copy())
+        self.parts.append(np.array(taps.carriers[self._writes]))
 
     def end_step(self) -> None:
         """Do nothing."""

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Collection
 from dataclasses import dataclass
 
+from larql.errors import UnsupportedRefusal
 from larql.format.container import Container
 from larql.format.moe.profiles import Selection
 from larql.runtime.backends.base import Backend
 from larql.runtime.operands import OperandStore, StoredBank
 from larql.runtime.plan import Plan, make_plan
-from larql.runtime.slices import ExecutionSlice
+from larql.runtime.slices import ExecutionSlice, Head
 
-__all__ = ["PreparedOperands", "prepare"]
+__all__ = ["PreparedOperands", "prepare", "prepare_beside"]
 
 
 @dataclass(frozen=True)
@@ -78,12 +80,50 @@ def prepare(
     UnsupportedRefusal
         If the backend has no code for an operand's encoding.
     """
-    began = time.perf_counter()
     plan = make_plan(container, component, wanted)
-    if selection is None:
-        selection = container.select(None)
+    chosen = container.select(None) if selection is None else selection
+    return _bound(plan, container, chosen, backend, (), prefault)
+
+
+def prepare_beside(target: PreparedOperands, component: str) -> PreparedOperands:
+    """Bind what drafts for a prepared component to the same backend.
+
+    Embedding and head are the target's, and so is whatever else it has prepared: only the rest is
+    fetched.
+
+    Raises
+    ------
+    UnsupportedRefusal
+        If the component drafts for none, or reads another tap than the final norm.
+    BindingDefect
+        If an operand is missing, unreadable or contradicts the index.
+    """
+    container, producer = target.container, target.plan.component.id
+    plan = make_plan(container, component, Head())
+    for edge in container.graph.edges:
+        if edge.consumer == component and (edge.producer, edge.tap) != (producer, "final_norm"):
+            raise UnsupportedRefusal(
+                f"{container.path}: component {component!r} reads {edge.tap!r} of "
+                f"{edge.producer!r}; this build gives it the final norm of {producer!r}"
+            )
+    held = {contract.name for contract in target.plan.contracts()}
+    return _bound(plan, container, target.selection, target.backend, held, False)
+
+
+def _bound(
+    plan: Plan,
+    container: Container,
+    selection: Selection,
+    backend: Backend,
+    held: Collection[str],
+    prefault: bool,
+) -> PreparedOperands:
+    """Fetch the operands of a plan that a backend does not hold yet, and bind them."""
+    began = time.perf_counter()
     store = OperandStore(container, selection)
     for contract in plan.contracts():
+        if contract.name in held:
+            continue
         found = store.fetch(contract.name, contract.shape)
         if isinstance(found, StoredBank):
             backend.bind_bank(found)

@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from larql.format.container import Container
 from larql.provenance import environment, format_cap, tokens_sha256
+from larql.runtime.backends.base import Carrier
 from larql.runtime.backends.registry import make_backend
 from larql.runtime.prepared import PreparedOperands, prepare
 from larql.runtime.resident import resident
@@ -89,10 +90,46 @@ class Run:
 
     def timed_step(self, session: Session, tokens: Sequence[int]) -> npt.NDArray[np.float32]:
         """Advance a session and return the last position's logits, counting the time."""
+        return self.timed_advance(session, tokens)[1]
+
+    def timed_advance(
+        self, session: Session, tokens: Sequence[int]
+    ) -> tuple[Carrier, npt.NDArray[np.float32]]:
+        """Advance a session and return carrier and last logits, counting the time.
+
+        Returns
+        -------
+        float32 ``[len(tokens), hidden]``
+            The carrier after the last layer.
+        float32 ``[vocab]``
+            The logits of the last position.
+        """
         began = time.perf_counter()
-        row = session.step(tokens)
+        carrier = session.advance(tokens)
+        row: npt.NDArray[np.float32] = session.logits(carrier[-1:])[0]
         self.step_seconds += time.perf_counter() - began
-        return row
+        return carrier, row
+
+    def timed_rows(
+        self, session: Session, tokens: Sequence[int]
+    ) -> tuple[Carrier, npt.NDArray[np.float32], float]:
+        """Advance a session, counting the time.
+
+        Returns
+        -------
+        float32 ``[len(tokens), hidden]``
+            The carrier after the last layer.
+        float32 ``[len(tokens), vocab]``
+            The logits of every position.
+        float
+            Seconds that it took.
+        """
+        began = time.perf_counter()
+        carrier = session.advance(tokens)
+        rows = session.logits(carrier)
+        seconds = time.perf_counter() - began
+        self.step_seconds += seconds
+        return carrier, rows, seconds
 
     def provenance(self, tokens: Sequence[int], context: int) -> dict[str, object]:
         """Return what a sidecar says of numbers made from ``tokens``."""

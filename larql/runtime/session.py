@@ -17,7 +17,7 @@ from larql.runtime.head import logit_rows, logits
 from larql.runtime.observer import SessionObserver
 from larql.runtime.plan import check_tokens
 from larql.runtime.prepared import PreparedOperands
-from larql.runtime.state import State, StateSnapshot
+from larql.runtime.state import Mark, State, StateSnapshot
 from larql.runtime.taps import Taps
 from larql.runtime.token_inputs import TokenInputs
 
@@ -66,9 +66,8 @@ class Session:
         self._backend = prepared.backend
         self._observer = observer
         self._busy = Lock()
-        self._single: Taps | None = None
-        self._several: Taps | None = None
-        self._one_token: TokenInputs | None = None
+        self._taps: dict[int, Taps] = {}
+        self._token_inputs: dict[int, TokenInputs] = {}
         if observer is not None:
             self.chunk = min(self.chunk, observer.most)
         self.state = State(
@@ -150,6 +149,18 @@ class Session:
             self.state.truncate(length)
             if self._observer is not None:
                 self._observer.truncated(length)
+
+    def checkpoint(self, ahead: int) -> Mark:
+        """Return what :meth:`rewind` needs to undo at most ``ahead`` more positions."""
+        with self._alone("a checkpoint"):
+            return self.state.checkpoint(ahead)
+
+    def rewind(self, mark: Mark) -> None:
+        """Return to a checkpoint, as if nothing had happened since."""
+        with self._alone("a rewinding"):
+            self.state.undo(mark)
+            if self._observer is not None:
+                self._observer.truncated(mark.length)
 
     @contextmanager
     def _alone(self, what: str) -> Iterator[None]:
@@ -241,20 +252,17 @@ class Session:
         if table is None:
             return None
         made = TokenInputs(carrier.copy(), self._backend.look_up(table, ids))
-        if len(ids) > 1:
+        if not self._backend.repeats(len(ids)):
             return made
-        if self._one_token is None:
-            self._one_token = made
         # A recorded step reads the memory that it was recorded with.
-        self._one_token.put(made)
-        return self._one_token
+        kept = self._token_inputs.setdefault(len(ids), made)
+        kept.put(made)
+        return kept
 
     def _taps_for(self, observer: SessionObserver, count: int) -> Taps:
-        if count == 1:
-            # A recorded step copies into the arrays that it was recorded with.
-            if self._single is None:
-                self._single = Taps(self.plan, 1, self._backend.copy, observer.keep)
-            return self._single
-        if self._several is None or self._several.carriers.shape[1] != count:
-            self._several = Taps(self.plan, count, self._backend.copy, observer.keep)
-        return self._several
+        # A recorded step copies into the arrays that it was recorded with; others can go.
+        if count not in self._taps:
+            for other in [n for n in self._taps if not self._backend.repeats(n)]:
+                del self._taps[other]
+            self._taps[count] = Taps(self.plan, count, self._backend.copy, observer.keep)
+        return self._taps[count]

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from larql.errors import UsageError
 
-__all__ = ["Draft", "ExecutionSlice", "Full", "LayerRange", "layers_of", "slice_of"]
+__all__ = ["Draft", "ExecutionSlice", "Full", "Head", "LayerRange", "layers_of", "slice_of"]
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,16 @@ class Draft:
     end: int
 
 
-ExecutionSlice = Full | LayerRange | Draft
+@dataclass(frozen=True)
+class Head:
+    """All layers of a component that drafts, its norm and head; hidden states in, logits out.
+
+    What enters is made of the producer's hidden states and of tokens: see
+    :mod:`larql.runtime.draft.head`.
+    """
+
+
+ExecutionSlice = Full | LayerRange | Draft | Head
 
 
 def slice_of(draft_depth: int | None) -> ExecutionSlice:
@@ -45,7 +54,7 @@ def layers_of(wanted: ExecutionSlice, num_layers: int) -> range:
     UsageError
         If a draft has no layers or more than the component, or a range leaves the component.
     """
-    if isinstance(wanted, Full):
+    if isinstance(wanted, Full | Head):
         return range(num_layers)
     if isinstance(wanted, Draft):
         if wanted.end < 1:

@@ -125,6 +125,19 @@ class State:
         )
         return Mark(self.length, copies)
 
+    def checkpoint(self, ahead: int) -> Mark:
+        """Return what is needed to come back from at most ``ahead`` more positions.
+
+        Rows are forgotten for that; copied are only states that cannot forget positions, and
+        windows too small for so many.
+        """
+        copies = tuple(
+            (region, region.snapshot(self.length))
+            for region in self.regions
+            if region.whole or not region.can_truncate(self.length + ahead, self.length)
+        )
+        return Mark(self.length, copies)
+
     def settle(self, length: int) -> None:
         """Take all positions before ``length`` as done, after they have been advanced."""
         for region in self._whole:

@@ -30,6 +30,7 @@ def digests(few: bool) -> dict[str, str]:
         activation,
         attention,
         convolution,
+        divergence,
         elementwise,
         forgetting,
         latent,
@@ -146,6 +147,7 @@ def digests(few: bool) -> dict[str, str]:
     for first in range(0, 203, 100):
         survey.survey(np.ascontiguousarray(logits[:, first : first + 100]), first, seen)
     found |= {"survey": seen.total, "ranks": seen.before, "top": seen.top()[0]}
+    found["divergence"] = divergence.weighted_difference(logits, floats(3, 203), seen.largest)
     return hashes(found)
 
 
@@ -156,6 +158,7 @@ def assembly() -> str:
         attention,
         attention_block,
         convolution,
+        divergence,
         elementwise,
         forgetting,
         latent,
@@ -201,6 +204,7 @@ def assembly() -> str:
         elementwise._clamp,
         lengthening._lengthen,
         survey._row,
+        divergence._row,
         convolution._convolve,
         forgetting._forget,
         recurrence._recur,

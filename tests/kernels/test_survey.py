@@ -55,6 +55,16 @@ def test_it_is_what_sorting_finds(rows: Rows, top: int, block: int, data: st.Dat
         assert math.isclose(sums[t], expected.log_sum_exp, rel_tol=1e-15, abs_tol=1e-13)
 
 
+def test_each_row_may_have_marks_of_its_own() -> None:
+    rows = np.random.default_rng(3).integers(-9, 9, (5, 700)).astype(np.float32)
+    columns = np.random.default_rng(4).integers(0, 700, (5, 3))
+    found = Survey.begin(columns, np.take_along_axis(rows, columns, 1), 2)
+    for first in range(0, 700, 300):
+        survey(np.ascontiguousarray(rows[:, first : first + 300]), first, found)
+    for t, row in enumerate(rows):
+        assert found.before[t].tolist() == survey_row(row, columns[t].tolist(), 2).before
+
+
 @pytest.mark.parametrize("top", [64, 300, 1000])
 def test_many_of_the_largest_are_kept_in_order(top: int) -> None:
     """Rows of wide steps and what is left of them, with equals that straddle blocks."""

@@ -16,6 +16,7 @@ import numpy.typing as npt
 
 from larql.format.graph import (
     Block,
+    DraftInput,
     Embed,
     Head,
     LatentAttention,
@@ -110,6 +111,21 @@ class Backend(ABC):
         """Look rows up: ids ``[T]`` to a carrier ``[T, hidden]``."""
 
     @abstractmethod
+    def draft_input(
+        self, op: DraftInput, embedded: Carrier, hidden: npt.NDArray[np.float32]
+    ) -> Carrier:
+        """Return what enters a component that drafts, float32 ``[T, hidden]``.
+
+        Parameters
+        ----------
+        op : DraftInput
+        embedded : float32 ``[T, hidden]``
+            Embeddings of the tokens behind the positions.
+        hidden : float32 ``[T, hidden]``
+            The producer's tap at the positions.
+        """
+
+    @abstractmethod
     def look_up(self, table: PerLayerTable, ids: npt.NDArray[np.int64]) -> npt.NDArray[np.float32]:
         """Return the rows of ids ``[T]``, scaled, float32 ``[layers, T, width]``."""
 
@@ -176,6 +192,14 @@ class Backend(ABC):
         list of float64 ``[heads, n]``
             For each position, a weight for each position that it sees, ascending.
         """
+
+    def repeats(self, count: int) -> bool:
+        """Return whether a walk over ``count`` positions may be remembered and made again.
+
+        Then what walks over so many positions of one state read beside the carrier, and what they
+        copy to, has to stay in its place.
+        """
+        return False
 
     def advance(
         self, walk: Callable[[Carrier], Carrier], plan: Plan, state: State, carrier: Carrier

@@ -11,7 +11,14 @@ from larql.runtime.backends.base import Backend
 if TYPE_CHECKING:
     from larql.runtime.backends.production.arithmetic import Arithmetic
 
-__all__ = ["ACTIVATIONS", "BACKENDS", "KV_FORMS", "make_backend", "production_arithmetic"]
+__all__ = [
+    "ACTIVATIONS",
+    "BACKENDS",
+    "KV_FORMS",
+    "make_backend",
+    "production_arithmetic",
+    "settle_kernels",
+]
 
 BACKENDS = ("production", "reference")
 ACTIVATIONS = ("f32", "q8")
@@ -76,21 +83,32 @@ def production_arithmetic(threads: int | None = None) -> Arithmetic:
     PlatformError
         If the kernels cannot run on this machine.
     """
-    _configure(threads)
+    settle_kernels(threads)
     from larql.runtime.backends.production.arithmetic import Arithmetic
 
     return Arithmetic("f32")
 
 
 def _production(threads: int | None, activations: str, kv: str) -> Backend:
-    count = _configure(threads)
+    count = settle_kernels(threads)
     from larql.runtime.backends.production.backend import ProductionBackend
 
     return ProductionBackend(count, activations, kv)
 
 
-def _configure(threads: int | None) -> int:
-    """Settle the environment of the kernels; return the number of threads."""
+def settle_kernels(threads: int | None) -> int:
+    """Settle the environment of the kernels, before anything imports them.
+
+    Returns
+    -------
+    int
+        The number of threads.
+
+    Raises
+    ------
+    PlatformError
+        If the kernels cannot run on this machine.
+    """
     from larql.kernels import setup
 
     try:

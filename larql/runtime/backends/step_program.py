@@ -1,4 +1,4 @@
-"""The kernel calls of one position's step, recorded once and made again for the next positions."""
+"""The kernel calls of a step of few positions, recorded once and made again for the next ones."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ class StepProgram:
     ----------
     walk : callable
         The traversal to record.
-    carrier : float32 ``[1, hidden]``
+    carrier : float32 ``[T, hidden]``
         Any carrier; its values do not matter.
     position : int
-        The position that the traversal is recorded for.
+        The first position that the traversal is recorded for.
     """
 
     def __init__(
@@ -42,7 +42,7 @@ class StepProgram:
         return self._program.fits()
 
     def run(self, carrier: Carrier, position: int) -> Carrier:
-        """Return the carrier after the step, float32 ``[1, hidden]``."""
+        """Return the carrier after a step of as many positions, float32 ``[T, hidden]``."""
         self._carrier[:] = carrier
         self._program.run(position)
         return self._result.copy()

@@ -20,6 +20,7 @@ import numpy.typing as npt
 from larql.format.graph import (
     Block,
     ConvolutionRows,
+    DraftInput,
     Embed,
     Head,
     LatentAttention,
@@ -60,6 +61,7 @@ __all__ = ["ProductionBackend"]
 Float32 = npt.NDArray[np.float32]
 
 _CHUNK = 512
+_RECORDED = 32  # positions; for more, what Python does is little beside the arithmetic
 _VOCABULARY_BLOCK = 8192  # logits of a few dozen rows stay in the second-level cache
 _NUMERICS = {
     "f32": "float32 arithmetic, exact dequantised weights, float32 carrier",
@@ -94,7 +96,7 @@ class ProductionBackend(Backend):
         self.kv = kv
         self.numerics = _NUMERICS[activations] + KV_NUMERICS[kv]
         self._arithmetic = Arithmetic(activations)
-        self._steps: WeakKeyDictionary[State, StepProgram] = WeakKeyDictionary()
+        self._steps: WeakKeyDictionary[State, dict[int, StepProgram | None]] = WeakKeyDictionary()
 
     def environment(self) -> dict[str, object]:
         """Return instruction set and compiler versions."""
@@ -135,6 +137,18 @@ class ProductionBackend(Backend):
         )  # fmt: skip
         return self._arithmetic.norm(op.norm, out, np.empty)
 
+    def draft_input(self, op: DraftInput, embedded: Carrier, hidden: Float32) -> Carrier:
+        """Normalise both halves, put them side by side, and project."""
+        self._arithmetic.memory.restart()
+        halves = {
+            "embedding": self._arithmetic.norm(op.embedding_norm, embedded),
+            "hidden": self._arithmetic.norm(op.hidden_norm, hidden),
+        }
+        first = halves.pop(op.first)
+        (second,) = halves.values()
+        both = np.concatenate([first, second], axis=1)
+        return self._arithmetic.linear(op.projection, both).copy()
+
     def look_up(self, table: PerLayerTable, ids: npt.NDArray[np.int64]) -> Float32:
         """Decode the rows of the ids and scale them."""
         operand = self._arithmetic.operands[table.weight]
@@ -147,19 +161,30 @@ class ProductionBackend(Backend):
         by_layer = out.reshape(len(ids), table.layers, table.width).transpose(1, 0, 2)
         return np.ascontiguousarray(by_layer)
 
+    def repeats(self, count: int) -> bool:
+        """Return whether so many positions are recorded, which experts forbid.
+
+        Which of them a position reads is decided between kernels.
+        """
+        return count <= _RECORDED and not self._arithmetic.banks
+
     def advance(
         self, walk: Callable[[Carrier], Carrier], plan: Plan, state: State, carrier: Carrier
     ) -> Carrier:
-        """Walk the layers; for a single position, by a recorded program where there is one.
+        """Walk the layers; for few positions, by a recorded program where there is one.
 
-        Interpreting the walk costs more time than a small model's arithmetic. The calls of single
-        positions differ by the position alone, so they are recorded once for a state.
+        Interpreting the walk costs more time than a small model's arithmetic. The calls of so
+        many positions differ by the first one alone, so they are recorded once for a state.
         """
         compiler.release()  # before weights take its place; again when more has been compiled
-        if len(carrier) != 1 or self._arithmetic.banks:
-            # Which experts a position reads is decided between kernels, which is not recorded.
+        count = len(carrier)
+        if not self.repeats(count):
             return walk(carrier)
-        step = self._steps.get(state)
+        steps = self._steps.setdefault(state, {1: None})
+        if count not in steps:
+            steps[count] = None  # a prompt, which is seldom followed by another of its length
+            return walk(carrier)
+        step = steps[count]
         if step is None or not step.fits():
             # The program goes on using what its calls share, whichever thread runs it.
             calls = self._arithmetic.exchange(Calls())
@@ -167,7 +192,7 @@ class ProductionBackend(Backend):
                 step = StepProgram(walk, carrier, state.length)
             finally:
                 self._arithmetic.exchange(calls)
-            self._steps[state] = step
+            steps[count] = step
         return step.run(carrier, state.length)
 
     def write(

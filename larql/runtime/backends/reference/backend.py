@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 from larql.format.graph import (
     Block,
+    DraftInput,
     Embed,
     Head,
     KvRows,
@@ -89,6 +90,21 @@ class ReferenceBackend(Backend):
         """Decode the rows of the ids and scale them."""
         values = self._arithmetic.rows(op.weight, ids) * op.scale
         return self._arithmetic.norm(op.norm, values).astype(np.float32)
+
+    def draft_input(
+        self, op: DraftInput, embedded: Carrier, hidden: npt.NDArray[np.float32]
+    ) -> Carrier:
+        """Normalise both halves, put them side by side, and project."""
+        rows = []
+        for embedding, tap in zip(
+            embedded.astype(np.float64), hidden.astype(np.float64), strict=True
+        ):
+            halves = [
+                self._arithmetic.norm(op.embedding_norm, embedding),
+                self._arithmetic.norm(op.hidden_norm, tap),
+            ]
+            rows.append(np.concatenate(halves if op.first == "embedding" else halves[::-1]))
+        return np.stack(self._arithmetic.linear(op.projection, rows)).astype(np.float32)
 
     def look_up(self, table: PerLayerTable, ids: npt.NDArray[np.int64]) -> npt.NDArray[np.float32]:
         """Decode the rows of the ids and scale them."""
