@@ -57,7 +57,7 @@ def interleaved(tmp_path_factory: pytest.TempPathFactory) -> Container:
 @pytest.fixture(scope="module")
 def halves(tmp_path_factory: pytest.TempPathFactory) -> Container:
     at = tmp_path_factory.mktemp("halves")
-    return make_container(ORACLES / "qwen3_5_moe" / "checkpoint", at / "a")
+    return make_container(ORACLES / "granitemoehybrid-routed" / "checkpoint", at / "a")
 
 
 @pytest.fixture

@@ -67,7 +67,7 @@ def test_kinds(tmp_path: Path, files: dict[str, str], name: str, kind: str) -> N
         ({"index.json": "[3]"}, "is not a JSON object"),
         ({"index.json": '{"version": true}'}, "whose version is True, not an integer"),
         ({"index.json": '{"version": 3.0}'}, "whose version is 3.0, not an integer"),
-        ({"index.json": "{}", "segments/a.safetensors": ""}, "whose version is None"),
+        ({"index.json": "{}", "segments/a.safetensors": ""}, "whose version is not stated"),
     ],
 )
 @pytest.mark.usefixtures("no_sockets")

@@ -132,6 +132,7 @@ def _kind_of_directory(path: Path) -> Literal["container", "checkpoint"]:
     names = [entry.name for entry in path.iterdir() if not entry.name.startswith(".")]
     problem = "no index.json"
     if "index.json" in names:
+        from larql.format.generation import supported_text
         from larql.format.index import load_json
 
         try:
@@ -142,7 +143,8 @@ def _kind_of_directory(path: Path) -> Literal["container", "checkpoint"]:
             version = document.get("version")
             if type(version) is int:
                 return "container"
-            problem = f"an index.json whose version is {version!r}, not an integer"
+            what = f"version is {version!r}" if "version" in document else "version is not stated"
+            problem = f"an index.json whose {what}, not an integer of {supported_text()}"
     if any(name.endswith(_WEIGHTS) for name in names):
         return "checkpoint"
     raise SourceError(
