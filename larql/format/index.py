@@ -410,8 +410,7 @@ def _representation(key: str, reader: JsonObject) -> Representation:
     if padded is not None and padded <= shape[-1]:
         raise reader.fail("stored_columns", f"more than the {shape[-1]} columns of `shape`")
     try:
-        ENCODINGS[name].nbytes(shape)
-        ENCODINGS[name].row_bytes(padded or shape[-1])
+        ENCODINGS[name].nbytes((*shape[:-1], padded or shape[-1]))
     except EncodingError as error:
         raise ContainerError(f"{reader.where}: {reader.path}: {error}") from None
     source = reader.child("source")
@@ -434,7 +433,8 @@ def _representation(key: str, reader: JsonObject) -> Representation:
             source.rest("tensor", "encoding", "sha256", "rows", "shape", "form", "scales"),
         ),
         requested=reader.optional_text("requested"),
-        ENCODINGS[name].nbytes((*shape[:-1], padded or shape[-1]))
+        packs=reader.optional_text("packs"),
+        stored_columns=padded,
         extra=reader.rest(
             "operand",
             "encoding",
