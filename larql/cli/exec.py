@@ -11,6 +11,16 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from larql.cli import render
+from larql.cli.expert_options import (
+    Experts,
+    RefusalPolicy,
+    Refusals,
+    Route,
+    RouteKind,
+    Shard,
+    expert_access,
+    tell_left_out,
+)
 from larql.cli.inputs import Given, TextSource, end_ids, read_input, room_for
 from larql.cli.models import open_model, start_run
 from larql.cli.options import (
@@ -120,6 +130,10 @@ def command(
     chunk: Chunk = None,
     prefault: Prefault = False,
     profile: Profile = None,
+    shard: Shard = None,
+    experts: Experts = None,
+    route: Route = RouteKind.BOUND,
+    refusals: Refusals = RefusalPolicy.STRICT,
     context: Context = None,
 ) -> None:
     """Run a model over tokens or a prompt, and report logits.
@@ -160,14 +174,18 @@ def command(
         kv.value,
         prefault,
         profile,
+        expert_access(shard, experts, route),
+        refusals is RefusalPolicy.BEST_EFFORT,
     )
     run = start_run(container, options, output)
     if dump_layers is not None:
         _dump_layers(run, given, dump_layers, resume, sites, output)
+        tell_left_out(run, output)
         return
     session = run.session(room)
     ends = end_ids(container, given.tokenizer) if generate else ()
     report = _execute(run, session, given, logit_dump, generate, ends, top_k)
+    tell_left_out(run, output)
     if report["nan_logits"]:
         render.warning(output, f"{report['nan_logits']} of the logits are not numbers")
     report = {**report, "provenance": run.provenance(given.ids, room)}

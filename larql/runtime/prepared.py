@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from larql.format.container import Container
 from larql.format.moe.profiles import Selection
 from larql.runtime.backends.base import Backend
+from larql.runtime.expert_access import EVERYTHING, ExpertAccess, bind_routes
 from larql.runtime.operands import OperandStore, StoredBank
 from larql.runtime.plan import Plan, make_plan
 from larql.runtime.slices import ExecutionSlice
@@ -50,6 +51,7 @@ def prepare(
     *,
     selection: Selection | None = None,
     prefault: bool = False,
+    experts: ExpertAccess = EVERYTHING,
 ) -> PreparedOperands:
     """Bind the operands of a slice to a backend.
 
@@ -66,11 +68,13 @@ def prepare(
         Which representation serves each operand; None: as the container says by itself.
     prefault : bool
         Bring into memory what each step reads, instead of leaving that to the first step.
+    experts : ExpertAccess
+        How experts are reached; by default all are the container's own.
 
     Raises
     ------
     UsageError
-        If the component or slice does not exist.
+        If the component or slice does not exist, or a range of experts leaves their bank.
     ResidencyRefusal
         If the selection leaves an operand out.
     BindingDefect
@@ -83,12 +87,14 @@ def prepare(
     if selection is None:
         selection = container.select(None)
     store = OperandStore(container, selection)
+    banks: dict[str, StoredBank] = {}
     for contract in plan.contracts():
         found = store.fetch(contract.name, contract.shape)
         if isinstance(found, StoredBank):
-            backend.bind_bank(found)
+            banks[contract.name] = found
         else:
             backend.bind(found)
+    bind_routes(plan, banks, backend, experts, store)
     if prefault:
         for contract in plan.swept():
             store.prefault(contract.name)

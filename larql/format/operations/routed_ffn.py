@@ -278,8 +278,8 @@ class RoutedFfn:
 
     Terms are added in the order of the selection, the shared experts' last. ``norm`` is of what the
     chosen experts read, ``post_norm`` of what they give in sum; neither concerns the router or the
-    shared experts, nor does ``latent``, which lies between the two. ``weighted`` are shared experts of
-    which each has a sink of the router, and is multiplied by its weight.
+    shared experts, nor does ``latent``, which lies between the two. ``weighted`` are shared experts
+    of which each has a sink of the router, and is multiplied by its weight.
     """
 
     op: ClassVar[str] = "routed_ffn"

@@ -1,0 +1,171 @@
+"""The experts of one bank, bound: mapped matrices, and the kernels that run them."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping
+
+import numpy as np
+import numpy.typing as npt
+
+from larql.format.graph import ExpertBank
+from larql.kernels.activation import gate
+from larql.kernels.elementwise import add_row
+from larql.kernels.routing import clamped_gate
+from larql.runtime.backends.bound_bank import BoundBank
+from larql.runtime.backends.production.arithmetic import (
+    Arithmetic,
+    Float32,
+    Vectors,
+    check_encoding,
+    decoded,
+)
+from larql.runtime.backends.production.dense_ffn import kernel_kind
+from larql.runtime.operands import StoredBank, StoredOperand
+from larql.runtime.routes import Dispatch, Done, NotApplicable, Refused, Wanted
+
+__all__ = ["Experts"]
+
+
+class Experts:
+    """Runs the experts of one bank in this process.
+
+    Positions that chose the same expert are multiplied together; a product's rows do not depend on
+    how many there are.
+
+    Parameters
+    ----------
+    bank : ExpertBank
+    operands : mapping
+        Its operands by name.
+    arithmetic : Arithmetic
+
+    Raises
+    ------
+    UnsupportedRefusal
+        If there is no kernel for the encoding of an operand, or for how its rows are padded.
+    """
+
+    def __init__(
+        self, bank: ExpertBank, operands: Mapping[str, StoredBank], arithmetic: Arithmetic
+    ) -> None:
+        for operand in operands.values():
+            check_encoding(operand)
+        self._bank = bank
+        self._bound = BoundBank(bank, operands)
+        self._arithmetic = arithmetic
+        # Vectors are small, and decoded for all experts that are here.
+        self._vectors = {
+            name: tuple(
+                None if data is None else decoded(operand.entry(expert))
+                for expert, data in enumerate(operand.entries)
+            )
+            for name, operand in operands.items()
+            if len(operand.shape) == 2
+        }
+
+    @property
+    def resident(self) -> npt.NDArray[np.bool_]:
+        """Which experts of the population are here, bool ``[experts]``."""
+        return self._bound.resident
+
+    def dispatch(self, wanted: Wanted) -> Dispatch:
+        """Run the experts that are asked for."""
+        if not len(wanted.experts):
+            return NotApplicable()
+        refusals = self._bound.refusals(wanted.experts)
+        if refusals:
+            return Refused(refusals)
+        if len(wanted.inputs) == 1 and self._is_plain:
+            return self._for_one(wanted)
+        return self._for_several(wanted)
+
+    @property
+    def _is_plain(self) -> bool:
+        """Whether gate and up are matrices of their own, or halves of one, without biases."""
+        return self._bank.fused_rows != "interleaved" and self._bank.gate_up_bias is None
+
+    def _for_one(self, wanted: Wanted) -> Done:
+        """Run experts for one position, in the order in which they are asked for.
+
+        Their gates and ups read the same vector, so that they are one job.
+        """
+        bank, arithmetic = self._bank, self._arithmetic
+        experts = wanted.experts.tolist()
+        count = len(experts)
+        gated, up = (arithmetic.memory.take((count, bank.width)) for _ in range(2))
+        made = arithmetic.memory.take((count, bank.hidden))
+        halves = [half for expert in experts for half in self._halves(expert)]
+        rows = iter([part[j : j + 1] for j in range(count) for part in (gated, up)])
+        arithmetic.products(halves, arithmetic.inputs(wanted.inputs), lambda *_: next(rows))
+        self._activate(gated, up)
+        for j, expert in enumerate(experts):
+            down = self._bound.down.entry(expert)
+            row = made[j : j + 1]
+            arithmetic.products([down], arithmetic.inputs(up[j : j + 1]), lambda *_: row)  # noqa: B023
+            self._add(row, bank.down_bias, expert)
+        return Done(made, np.arange(count))
+
+    def _for_several(self, wanted: Wanted) -> Done:
+        """Run expert after expert, each for all positions that ask for it."""
+        order = np.argsort(wanted.experts, kind="stable")
+        experts = wanted.experts[order]
+        rows = np.ascontiguousarray(wanted.inputs[wanted.positions[order]])
+        made = self._arithmetic.memory.take((len(order), self._bank.hidden))
+        bounds = [0, *(np.flatnonzero(np.diff(experts)) + 1).tolist(), len(order)]
+        for first, last in itertools.pairwise(bounds):
+            made[first:last] = self._expert(int(experts[first]), rows[first:last])
+        places = np.empty(len(order), np.int64)
+        places[order] = np.arange(len(order))
+        return Done(made, places)
+
+    def _halves(self, expert: int) -> list[StoredOperand]:
+        """Return gate and up of one expert as matrices."""
+        if self._bound.fused is None:
+            assert self._bound.gate is not None and self._bound.up is not None
+            return [self._bound.gate.entry(expert), self._bound.up.entry(expert)]
+        fused, width = self._bound.fused.entry(expert), self._bank.width
+        return [fused.rows_at(slice(0, width)), fused.rows_at(slice(width, None))]
+
+    def _expert(self, expert: int, x: Float32) -> Float32:
+        """Return one expert's output for some rows."""
+        bank = self._bank
+        inputs = self._arithmetic.inputs(x)
+        if bank.fused_rows == "interleaved":
+            gated, up = self._in_turn(expert, inputs)
+        else:
+            gated, up = self._arithmetic.products(self._halves(expert), inputs)
+            if bank.gate_up_bias is not None:
+                biases = self._vector(bank.gate_up_bias, expert)
+                add_row(gated, biases[: bank.width])
+                add_row(up, biases[bank.width :])
+        self._activate(gated, up)
+        down = self._bound.down.entry(expert)
+        (out,) = self._arithmetic.products([down], self._arithmetic.inputs(up))
+        self._add(out, bank.down_bias, expert)
+        return out
+
+    def _in_turn(self, expert: int, inputs: Vectors) -> tuple[Float32, Float32]:
+        """Return gate and up of one expert, whose rows come in turn, biases added."""
+        assert self._bound.fused is not None
+        (fused,) = self._arithmetic.products([self._bound.fused.entry(expert)], inputs)
+        self._add(fused, self._bank.gate_up_bias, expert)
+        return np.ascontiguousarray(fused[:, 0::2]), np.ascontiguousarray(fused[:, 1::2])
+
+    def _activate(self, gated: Float32, up: Float32) -> None:
+        """Replace ``up`` by what goes into the down projection."""
+        bank = self._bank
+        if bank.limit is None and bank.slope == 1.0 and bank.up_offset == 0.0:
+            gate(gated, up, kernel_kind(bank.activation), up)
+        else:
+            limit = np.inf if bank.limit is None else bank.limit
+            clamped_gate(gated, up, limit=limit, slope=bank.slope, offset=bank.up_offset)
+
+    def _vector(self, name: str, expert: int) -> Float32:
+        found = self._vectors[name][expert]
+        assert found is not None
+        return found
+
+    def _add(self, rows: Float32, bias: str | None, expert: int) -> None:
+        if bias is not None:
+            add_row(rows, self._vector(bias, expert))
