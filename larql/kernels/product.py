@@ -41,7 +41,7 @@ from larql.kernels.slab_product import float_job, interleaved_expander
 from larql.kernels.threads import scratch
 from larql.kernels.tile import coded_tile, plain_tile
 
-__all__ = ["expander", "products"]
+__all__ = ["expander", "job_of_one", "products"]
 
 # (rows, columns) of a register tile: sums, weights and one vector must fit the register file.
 _CODED = {"avx512": (4, 1), "avx2": (4, 1), "portable": (2, 1)}
@@ -197,6 +197,18 @@ def _by_panels(part: Part, x: npt.NDArray[np.float32], place: int, slot: int) ->
         _stride(part), block(part.encoding).together, part.blocked_columns,
     )  # fmt: skip
     return Job(_plain(), -(-part.rows // share), words)
+
+
+def job_of_one(part: Part, x: npt.NDArray[np.float32]) -> Job:
+    """Return the job that multiplies one matrix with one vector, float32 [1, columns].
+
+    Its words begin with the address of the stored bytes; that of `x` is the fifth, that of `out`
+    the sixth where there are eight words, and else the eighth.
+    """
+    if _direct(part):
+        return _in_registers(part, x)
+    place, slot = scratch(_share(part) * _stride(part))
+    return _by_panels(part, x, place, slot)
 
 
 def products(parts: Sequence[Part], x: npt.NDArray[np.float32]) -> None:

@@ -53,11 +53,10 @@ from larql.format.moe.from_graph import manifest_of
 from larql.format.moe.manifest_json import manifest_to_json
 from larql.format.segment import SegmentTensor, hash_file, write_segment
 from larql.runtime.operands import StoredBank, StoredOperand
+from tests.builders.tokenizer import tokenizer_json
 
 Array = npt.NDArray[np.float32]
 Change = Callable[[str, Array], Array]
-
-VOCAB = 16
 
 
 @dataclass(frozen=True)
@@ -80,6 +79,8 @@ class Spec:
         Columns stored behind the logical ones of ``down``; they hold poison.
     score : str
     renormalise : bool
+    vocab : int
+        With 256 tokens there is a tokenizer.
     """
 
     experts: int
@@ -94,6 +95,7 @@ class Spec:
     padding: int = 0
     score: Literal["softmax", "sigmoid"] = "softmax"
     renormalise: bool = True
+    vocab: int = 16
 
     @property
     def inner(self) -> int:
@@ -113,7 +115,7 @@ class Weights:
     Attributes
     ----------
     spec : Spec
-    embedding, head, norm : float32 ``[VOCAB, hidden]`` twice, ``[hidden]``
+    embedding, head, norm : float32 ``[vocab, hidden]`` twice, ``[hidden]``
     layers : tuple of dict
         ``router`` ``[E, hidden]``, ``gate`` and ``up`` ``[E, width, inner]``, ``down``
         ``[E, inner, width]``, and where the spec has them ``into``, ``back``, ``shared.gate``,
@@ -141,7 +143,7 @@ def weights(spec: Spec, seed: int = 5) -> Weights:
         return made / np.float32(np.sqrt(shape[-1]))
 
     e, h, w, i = spec.experts, spec.hidden, spec.width, spec.inner
-    embedding = normal(VOCAB, h) * np.float32(np.sqrt(h))
+    embedding = normal(spec.vocab, h) * np.float32(np.sqrt(h))
     layers = []
     for _ in range(spec.layers):
         made = {
@@ -159,7 +161,7 @@ def weights(spec: Spec, seed: int = 5) -> Weights:
                 "shared.down": normal(h, spec.shared),
             }
         layers.append(made)
-    return Weights(spec, embedding, normal(VOCAB, h), np.ones(h, np.float32), tuple(layers))
+    return Weights(spec, embedding, normal(spec.vocab, h), np.ones(h, np.float32), tuple(layers))
 
 
 def component(spec: Spec) -> Component:
@@ -168,10 +170,10 @@ def component(spec: Spec) -> Component:
         Layer(index, (Block("ffn", _routed(spec, f"target.layer.{index:03d}")),))
         for index in range(spec.layers)
     )
-    embed = Embed("target.embedding/weight", VOCAB, spec.hidden)
+    embed = Embed("target.embedding/weight", spec.vocab, spec.hidden)
     norm = Norm("rms", spec.hidden, 1e-6, weight="target.norms/output.weight")
-    head = Head(norm, "target.output_head/weight", VOCAB, spec.hidden, tied=False)
-    return Component("target", "decoder", spec.hidden, VOCAB, 64, embed, layers, head)
+    head = Head(norm, "target.output_head/weight", spec.vocab, spec.hidden, tied=False)
+    return Component("target", "decoder", spec.hidden, spec.vocab, 64, embed, layers, head)
 
 
 def _routed(spec: Spec, at: str) -> RoutedFfn:
@@ -394,6 +396,9 @@ def _write_documents(
     for name, document in documents.items():
         (to / name).write_bytes(dump_json(document))
         files[name] = hash_file(to / name)
+    if spec.vocab == 256:
+        (to / "tokenizer.json").write_bytes(dump_json(tokenizer_json()))
+        files["tokenizer.json"] = hash_file(to / "tokenizer.json")
     index = Index(
         schema=SchemaVersion(3),
         model="experts",

@@ -14,6 +14,7 @@ from larql.errors import UnsupportedRefusal
 from larql.format.codec import decode
 from larql.format.graph import Linear, Norm, Rope
 from larql.kernels.attention import padded_profiles
+from larql.kernels.chosen import Alike, chosen_products
 from larql.kernels.elementwise import add_row
 from larql.kernels.encodings import BLOCKS
 from larql.kernels.norm import layer_norm, rms_norm
@@ -209,6 +210,29 @@ class Arithmetic:
         if rounded:
             products_q8(rounded, x.rounded)
         return made
+
+    def chosen(
+        self,
+        sides: Sequence[Alike],
+        chosen: npt.NDArray[np.int64],
+        x: Float32,
+        outs: Sequence[Float32],
+    ) -> None:
+        """Multiply chosen matrices of each side with one vector for all, or one for each."""
+        rounded: QuantizedRows | None = None
+        for integers in (False, True):
+            some = [
+                (side, out)
+                for side, out in zip(sides, outs, strict=True)
+                if integers == (self.activations == "q8" and side.takes_integers)
+            ]
+            if not some:
+                continue
+            if integers:
+                rounded = quantize_rows(x, self.memory.take, apart=True)
+            chosen_products(
+                [side for side, _ in some], chosen, rounded or x, [out for _, out in some]
+            )
 
     def linears(self, linears: Sequence[Linear], x: Vectors) -> list[Float32]:
         """Return projections of the same vectors, their biases added."""

@@ -10,6 +10,7 @@ import numpy.typing as npt
 
 from larql.format.graph import ExpertBank
 from larql.kernels.activation import gate
+from larql.kernels.chosen import Alike
 from larql.kernels.elementwise import add_row
 from larql.kernels.routing import clamped_gate
 from larql.runtime.backends.bound_bank import BoundBank
@@ -52,17 +53,20 @@ class Experts:
         for operand in operands.values():
             check_encoding(operand)
         self._bank = bank
-        self._bound = BoundBank(bank, operands)
+        self._bound = bound = BoundBank(bank, operands)
         self._arithmetic = arithmetic
-        # Vectors are small, and decoded for all experts that are here.
-        self._vectors = {
-            name: tuple(
-                None if data is None else decoded(operand.entry(expert))
-                for expert, data in enumerate(operand.entries)
-            )
-            for name, operand in operands.items()
-            if len(operand.shape) == 2
-        }
+        self._gate_up_bias = _vectors(bound.gate_up_bias)
+        self._down_bias = _vectors(bound.down_bias)
+        self._down = _alike(bound.down)
+        if bound.fused is None:
+            assert bound.gate is not None and bound.up is not None
+            self._sides = [_alike(bound.gate), _alike(bound.up)]
+        elif bank.fused_rows == "interleaved":
+            self._sides = [_alike(bound.fused)]
+        else:
+            width = bank.width
+            halves = slice(0, width), slice(width, None)
+            self._sides = [_alike(bound.fused, half) for half in halves]
 
     @property
     def resident(self) -> npt.NDArray[np.bool_]:
@@ -76,34 +80,34 @@ class Experts:
         refusals = self._bound.refusals(wanted.experts)
         if refusals:
             return Refused(refusals)
-        if len(wanted.inputs) == 1 and self._is_plain:
+        if len(wanted.inputs) == 1:
             return self._for_one(wanted)
         return self._for_several(wanted)
-
-    @property
-    def _is_plain(self) -> bool:
-        """Whether gate and up are matrices of their own, or halves of one, without biases."""
-        return self._bank.fused_rows != "interleaved" and self._bank.gate_up_bias is None
 
     def _for_one(self, wanted: Wanted) -> Done:
         """Run experts for one position, in the order in which they are asked for.
 
-        Their gates and ups read the same vector, so that they are one job.
+        Their gates and ups are one job, and so are their downs.
         """
-        bank, arithmetic = self._bank, self._arithmetic
-        experts = wanted.experts.tolist()
-        count = len(experts)
-        gated, up = (arithmetic.memory.take((count, bank.width)) for _ in range(2))
-        made = arithmetic.memory.take((count, bank.hidden))
-        halves = [half for expert in experts for half in self._halves(expert)]
-        rows = iter([part[j : j + 1] for j in range(count) for part in (gated, up)])
-        arithmetic.products(halves, arithmetic.inputs(wanted.inputs), lambda *_: next(rows))
+        bank, memory, chosen = self._bank, self._arithmetic.memory, wanted.experts
+        count = len(chosen)
+        outs = [memory.take((count, side.rows)) for side in self._sides]
+        self._arithmetic.chosen(self._sides, chosen, wanted.inputs, outs)
+        if len(outs) == 1:
+            (fused,) = outs
+            if self._gate_up_bias is not None:
+                fused += self._gate_up_bias[chosen]
+            gated, up = (np.ascontiguousarray(fused[:, half::2]) for half in (0, 1))
+        else:
+            gated, up = outs
+            if self._gate_up_bias is not None:
+                gated += self._gate_up_bias[chosen, : bank.width]
+                up += self._gate_up_bias[chosen, bank.width :]
         self._activate(gated, up)
-        for j, expert in enumerate(experts):
-            down = self._bound.down.entry(expert)
-            row = made[j : j + 1]
-            arithmetic.products([down], arithmetic.inputs(up[j : j + 1]), lambda *_: row)  # noqa: B023
-            self._add(row, bank.down_bias, expert)
+        made = memory.take((count, bank.hidden))
+        self._arithmetic.chosen([self._down], chosen, up, [made])
+        if self._down_bias is not None:
+            made += self._down_bias[chosen]
         return Done(made, np.arange(count))
 
     def _for_several(self, wanted: Wanted) -> Done:
@@ -135,21 +139,23 @@ class Experts:
             gated, up = self._in_turn(expert, inputs)
         else:
             gated, up = self._arithmetic.products(self._halves(expert), inputs)
-            if bank.gate_up_bias is not None:
-                biases = self._vector(bank.gate_up_bias, expert)
+            if self._gate_up_bias is not None:
+                biases = self._gate_up_bias[expert]
                 add_row(gated, biases[: bank.width])
                 add_row(up, biases[bank.width :])
         self._activate(gated, up)
         down = self._bound.down.entry(expert)
         (out,) = self._arithmetic.products([down], self._arithmetic.inputs(up))
-        self._add(out, bank.down_bias, expert)
+        if self._down_bias is not None:
+            add_row(out, self._down_bias[expert])
         return out
 
     def _in_turn(self, expert: int, inputs: Vectors) -> tuple[Float32, Float32]:
         """Return gate and up of one expert, whose rows come in turn, biases added."""
         assert self._bound.fused is not None
         (fused,) = self._arithmetic.products([self._bound.fused.entry(expert)], inputs)
-        self._add(fused, self._bank.gate_up_bias, expert)
+        if self._gate_up_bias is not None:
+            add_row(fused, self._gate_up_bias[expert])
         return np.ascontiguousarray(fused[:, 0::2]), np.ascontiguousarray(fused[:, 1::2])
 
     def _activate(self, gated: Float32, up: Float32) -> None:
@@ -161,11 +167,23 @@ class Experts:
             limit = np.inf if bank.limit is None else bank.limit
             clamped_gate(gated, up, limit=limit, slope=bank.slope, offset=bank.up_offset)
 
-    def _vector(self, name: str, expert: int) -> Float32:
-        found = self._vectors[name][expert]
-        assert found is not None
-        return found
 
-    def _add(self, rows: Float32, bias: str | None, expert: int) -> None:
-        if bias is not None:
-            add_row(rows, self._vector(bias, expert))
+def _alike(bank: StoredBank, rows: slice | None = None) -> Alike:
+    """Return the matrices of a bank, or some rows of each, for kernels."""
+    resident = [None if data is None else bank.entry(e) for e, data in enumerate(bank.entries)]
+    if rows is not None:
+        resident = [None if entry is None else entry.rows_at(rows) for entry in resident]
+    count, columns = next(entry.shape for entry in resident if entry is not None)
+    entries = [None if entry is None else entry.data for entry in resident]
+    return Alike(entries, bank.encoding.name, count, columns, bank.stored_columns)
+
+
+def _vectors(bank: StoredBank | None) -> Float32 | None:
+    """Return the vectors of a bank, decoded for all experts that are here; zeros for others."""
+    if bank is None:
+        return None
+    made = np.zeros(bank.shape, np.float32)
+    for expert, data in enumerate(bank.entries):
+        if data is not None:
+            made[expert] = decoded(bank.entry(expert))
+    return made
