@@ -8,6 +8,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from larql.runtime.routes import Reached
+
 __all__ = ["CHECKPOINTS", "ExpertTrace"]
 
 Array = npt.NDArray[Any]
@@ -44,13 +46,10 @@ class ExpertTrace:
         The score function of all logits.
     ranks : ``[T, E]``
         What experts are chosen by.
-    margin : ``[T]``
-        How far the lowest rank chosen is above the highest that is not; infinite where all are
-        chosen. Among groups, it is of the ranks alone.
     chosen : int64 ``[T, top]``
         In the order of the selection.
-    raw_weights, weights : ``[T, top]``
-        Before and after normalisation and scales.
+    weights : ``[T, top]``
+        After normalisation and scales.
     expert_input : ``[T, width]``
     expert_outputs : ``[T, top, width]``
         Before they are weighted.
@@ -64,9 +63,7 @@ class ExpertTrace:
     router_input: Array | None = None
     scores: Array | None = None
     ranks: Array | None = None
-    margin: Array | None = None
     chosen: npt.NDArray[np.int64] | None = None
-    raw_weights: Array | None = None
     weights: Array | None = None
     expert_input: Array | None = None
     expert_outputs: Array | None = None
@@ -74,32 +71,38 @@ class ExpertTrace:
     shared: Array | None = None
     output: Array | None = None
 
-    def put(self, checkpoint: str, values: Array) -> None:
-        """Keep a copy of one checkpoint."""
-        setattr(self, checkpoint, np.array(values))
+    @property
+    def margin(self) -> Array | None:
+        """How far the lowest rank chosen is above the highest that is not, ``[T]``.
+
+        Infinite where all are chosen. Among groups, it is of the ranks alone.
+        """
+        if self.ranks is None or self.chosen is None:
+            return None
+        left = self.ranks.copy()
+        np.put_along_axis(left, self.chosen, -np.inf, axis=1)
+        lowest = np.take_along_axis(self.ranks, self.chosen, axis=1).min(axis=1)
+        return np.asarray(lowest - left.max(axis=1))
+
+    @property
+    def raw_weights(self) -> Array | None:
+        """The scores of the chosen, before normalisation and scales, ``[T, top]``."""
+        if self.scores is None or self.chosen is None:
+            return None
+        return np.take_along_axis(self.scores, self.chosen, axis=1)
 
     def add_shared(self, values: Array) -> None:
         """Add what another shared expert gives, ``[T, hidden]``."""
         self.shared = values.copy() if self.shared is None else self.shared + values
 
-    def chose(
-        self, scores: Array, ranks: Array, chosen: npt.NDArray[np.int64], weights: Array
-    ) -> None:
-        """Keep how experts were chosen."""
-        self.put("scores", scores)
-        self.put("ranks", ranks)
-        self.put("chosen", chosen)
-        self.put("weights", weights)
-        self.put("raw_weights", np.take_along_axis(scores, chosen, axis=1))
-        left = np.array(ranks)
-        np.put_along_axis(left, chosen, -np.inf, axis=1)
-        lowest = np.take_along_axis(ranks, chosen, axis=1).min(axis=1)
-        self.margin = lowest - left.max(axis=1)
-
-    def gave(self, kept: npt.NDArray[np.int64], outputs: Array, count: int) -> None:
-        """Keep the outputs ``[K, top, width]`` of the positions ``kept`` of ``count``."""
-        self.expert_outputs = np.zeros((count, *outputs.shape[1:]), outputs.dtype)
-        self.expert_outputs[kept] = outputs
+    def gave(self, reached: Reached, count: int) -> None:
+        """Keep what experts gave the positions that have all of them, of ``count``."""
+        made = reached.rows[reached.places]
+        if len(reached.kept) == count:
+            self.expert_outputs = made
+        else:
+            self.expert_outputs = np.zeros((count, *made.shape[1:]), made.dtype)
+            self.expert_outputs[reached.kept] = made
 
     def arrays(self) -> dict[str, Array]:
         """Return the checkpoints that there are, by name, in order."""

@@ -261,7 +261,16 @@ def index_example() -> Index:
     entry = FileEntry(1, "0" * 64)
     source = SourceBinding("w", "f32", "0" * 64, RowSelection.span(0, 1), (1,), "columns", "s")
     representation = Representation(
-        "o/w", "o/w", ENCODINGS["f32"], "source-exact", (1,), "segments/o", "w", source, "q8_0", "o",
+        "o/w",
+        "o/w",
+        ENCODINGS["f32"],
+        "source-exact",
+        (1,),
+        "segments/o",
+        "w",
+        source,
+        "q8_0",
+        "o",
         2,
     )
     return Index(

@@ -17,7 +17,7 @@ from larql.runtime.backends.production.dense_ffn import dense_ffn
 from larql.runtime.routes import LeftOutNotes, Reached, reach
 from larql.runtime.taps import BlockTaps, Routing
 
-__all__ = ["routed_ffn"]
+__all__ = ["choose_experts", "routed_ffn"]
 
 
 def routed_ffn(
@@ -39,25 +39,26 @@ def routed_ffn(
     """
     trace = None if taps is None else taps.experts
     read = arithmetic.norm(mixer.router.norm, x)
-    choice = _choose(mixer.router, read, arithmetic)
+    choice = choose_experts(mixer.router, read, arithmetic)
     if taps is not None:
         taps.routing = Routing(choice.ranks.copy(), choice.chosen, choice.weights)
     inputs = arithmetic.norm(mixer.norm, x)
     if mixer.latent is not None:
         inputs = arithmetic.linear(mixer.latent.into, inputs)
     if trace is not None:
-        trace.put("router_input", read)
-        trace.chose(choice.scores, choice.ranks, choice.chosen, choice.weights)
-        trace.put("expert_input", inputs)
+        trace.router_input, trace.expert_input = read.copy(), inputs.copy()
+        trace.scores, trace.ranks = choice.scores.copy(), choice.ranks.copy()
+        trace.shared = None
+        trace.chosen, trace.weights = choice.chosen, choice.weights
     route = arithmetic.routes[mixer.bank.down]
     defect = _defect(mixer.router)
     broken = [(int(t), defect) for t in np.flatnonzero(choice.broken)]
     reached = reach(route, inputs, choice.chosen, broken, start, notes)
     if trace is not None:
-        trace.gave(reached.kept, reached.rows[reached.places], len(x))
+        trace.gave(reached, len(x))
     out = _routed_part(mixer, reached, choice.weights, arithmetic)
     if trace is not None:
-        trace.put("routed", out)
+        trace.routed = out.copy()
     if mixer.shared is not None:
         inputs = arithmetic.norm(mixer.shared.norm, x)
         shared = dense_ffn(mixer.shared.ffn, inputs, (), 0, None, arithmetic)
@@ -67,7 +68,7 @@ def routed_ffn(
             scale_rows(shared, factors.reshape(-1))
         shared = arithmetic.norm(mixer.shared.post_norm, shared)
         if trace is not None:
-            trace.put("shared", shared)
+            trace.shared = shared.copy()
         add_scaled(out, shared, 1.0)
     for ffn, weights in zip(mixer.weighted or (), choice.shared, strict=True):
         beside = dense_ffn(ffn, x, (), 0, None, arithmetic)
@@ -76,7 +77,7 @@ def routed_ffn(
             trace.add_shared(beside)
         add_scaled(out, beside, 1.0)
     if trace is not None:
-        trace.put("output", out)
+        trace.output = out.copy()
     return out
 
 
@@ -101,7 +102,9 @@ def _routed_part(
     return spread
 
 
-def _choose(router: Router, read: Float32, arithmetic: Arithmetic) -> Choice:
+def choose_experts(router: Router, read: Float32, arithmetic: Arithmetic) -> Choice:
+    """Choose experts for rows ``[T, hidden]`` as they are after the router's norm."""
+
     def vector(name: str | None) -> Float32 | None:
         return None if name is None else arithmetic.vectors[name]
 

@@ -79,13 +79,14 @@ def routed_ffn(
         ranks = np.stack([choice.ranks for choice in choices])
         taps.routing = Routing(ranks.astype(np.float32), chosen, weights.astype(np.float32))
     if trace is not None:
-        trace.put("router_input", np.stack(read))
-        trace.chose(np.stack([c.scores for c in choices]), ranks, chosen, weights)
-        trace.put("expert_input", np.stack(rows))
+        trace.router_input, trace.expert_input = np.stack(read), np.stack(rows)
+        trace.scores, trace.ranks = np.stack([choice.scores for choice in choices]), ranks
+        trace.shared = None
+        trace.chosen, trace.weights = chosen, weights
     route = arithmetic.routes[mixer.bank.down]
     reached = reach(route, np.stack(rows), chosen, broken, start, notes)
     if trace is not None:
-        trace.gave(reached.kept, reached.rows[reached.places], len(inputs))
+        trace.gave(reached, len(inputs))
     outputs = [np.zeros_like(x) for x in inputs]
     for t, places in zip(reached.kept, reached.places, strict=True):
         output = np.zeros(mixer.bank.hidden)
@@ -95,7 +96,7 @@ def routed_ffn(
             (output,) = arithmetic.linear(mixer.latent.back, [output])
         outputs[t] = arithmetic.norm(mixer.post_norm, output)
     if trace is not None:
-        trace.put("routed", np.stack(outputs))
+        trace.routed = np.stack(outputs)
     if mixer.shared is not None:
         beside = [arithmetic.norm(mixer.shared.norm, x) for x in inputs]
         shared = dense_ffn(mixer.shared.ffn, beside, (), 0, None, arithmetic)
@@ -105,7 +106,7 @@ def routed_ffn(
             shared = [ACTIVATIONS["sigmoid"](gate) * output for gate, output in pairs]
         shared = [arithmetic.norm(mixer.shared.post_norm, row) for row in shared]
         if trace is not None:
-            trace.put("shared", np.stack(shared))
+            trace.shared = np.stack(shared)
         outputs = [output + more for output, more in zip(outputs, shared, strict=True)]
     for number, ffn in enumerate(mixer.weighted or ()):
         found = dense_ffn(ffn, inputs, (), 0, None, arithmetic)
@@ -114,7 +115,7 @@ def routed_ffn(
             trace.add_shared(np.stack(beside))
         outputs = [output + more for output, more in zip(outputs, beside, strict=True)]
     if trace is not None:
-        trace.put("output", np.stack(outputs))
+        trace.output = np.stack(outputs)
     return outputs
 
 
