@@ -15,6 +15,7 @@
     ├── DumpError                 a file that is not a dump, or not the one its sidecar describes
     ├── OutputError               an output path cannot be written or must not be replaced
     ├── PlatformError             the machine or installation lacks what a command needs
+    ├── SessionInvalid            a stream of tokens that a failed step spoiled; wraps its cause
     ├── Refusal                   an operation will not run; carries a RefusalKind
     │   ├── ResidencyRefusal      an operand is not here; fetching it would help
     │   ├── UnsupportedRefusal    no kernel or codec in this build; another executor would help
@@ -26,6 +27,7 @@ Each message is one line: what, in which file or tensor, found and expected, and
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from enum import Enum
 
 __all__ = [
@@ -33,6 +35,7 @@ __all__ = [
     "CheckFailed",
     "CompileError",
     "ContainerError",
+    "Coordinates",
     "DumpError",
     "EncodingError",
     "FetchError",
@@ -44,10 +47,12 @@ __all__ = [
     "Refusal",
     "RefusalKind",
     "ResidencyRefusal",
+    "SessionInvalid",
     "SourceError",
     "TokenizerError",
     "UnsupportedRefusal",
     "UsageError",
+    "refusal_of",
 ]
 
 
@@ -111,6 +116,13 @@ class PlatformError(LarqlError):
     """A machine or installation that lacks what a command needs."""
 
 
+class SessionInvalid(LarqlError):
+    """A session whose state could not be put back after a failed step, which is its cause.
+
+    It is usable again when it has been restored to a snapshot, or begun anew.
+    """
+
+
 class RefusalKind(Enum):
     """Who can act on a refusal: operator, engineer, or only the maker of the artifact."""
 
@@ -118,11 +130,51 @@ class RefusalKind(Enum):
     UNSUPPORTED = "unsupported"
     BINDING_DEFECT = "binding_defect"
 
+    @property
+    def could_succeed(self) -> bool:
+        """Whether the same artifact could run, elsewhere or later; else it is at fault itself."""
+        match self:
+            case RefusalKind.RESIDENCY | RefusalKind.UNSUPPORTED:
+                return True
+            case RefusalKind.BINDING_DEFECT:
+                return False
+
+
+@dataclass(frozen=True)
+class Coordinates:
+    """Which region of a bank of experts is meant.
+
+    Attributes
+    ----------
+    layer, bank, entry : int
+    role : str
+        What the region is to the expert, ``down`` for example.
+    segment : int or None
+        Of the bank's files; None: the bank is not cut into segments.
+    """
+
+    layer: int
+    bank: int
+    entry: int
+    role: str
+    segment: int | None
+
 
 class Refusal(LarqlError):
-    """An operation that will not run; ``kind`` says who can change that."""
+    """An operation that will not run; ``kind`` says who can change that.
+
+    Parameters
+    ----------
+    message : str
+    at : Coordinates or None
+        The region of a bank of experts that was asked for, where one was.
+    """
 
     kind: RefusalKind
+
+    def __init__(self, message: str, at: Coordinates | None = None) -> None:
+        super().__init__(message)
+        self.at = at
 
 
 class ResidencyRefusal(Refusal):
@@ -147,3 +199,16 @@ class CheckFailed(LarqlError):
     """A check that ran to its end and found a difference or defect."""
 
     exit_code = 1
+
+
+def refusal_of(error: BaseException | None) -> Refusal | None:
+    """Return the refusal that an error is or was caused by, None if there is none.
+
+    An error that wraps a refusal keeps its kind; a failure that no refusal caused has none, and is
+    never taken for one.
+    """
+    while error is not None:
+        if isinstance(error, Refusal):
+            return error
+        error = error.__cause__
+    return None

@@ -12,6 +12,16 @@ import typer
 
 from larql.cli import render
 from larql.cli.exec_draft import run_draft
+from larql.cli.expert_options import (
+    Experts,
+    RefusalPolicy,
+    Refusals,
+    Route,
+    RouteKind,
+    Shard,
+    expert_access,
+    tell_left_out,
+)
 from larql.cli.inputs import Given, TextSource, end_ids, read_input, room_for
 from larql.cli.models import open_model, start_run
 from larql.cli.options import (
@@ -128,6 +138,10 @@ def command(
     chunk: Chunk = None,
     prefault: Prefault = False,
     profile: Profile = None,
+    shard: Shard = None,
+    experts: Experts = None,
+    route: Route = RouteKind.BOUND,
+    refusals: Refusals = RefusalPolicy.STRICT,
     context: Context = None,
 ) -> None:
     """Run a model over tokens or a prompt, and report logits.
@@ -177,6 +191,8 @@ def command(
         kv.value,
         prefault,
         profile,
+        expert_access(shard, experts, route),
+        refusals is RefusalPolicy.BEST_EFFORT,
     )
     if drafts:
         run_draft(container, options, given, logit_dump, top_k, context, output)
@@ -185,11 +201,13 @@ def command(
     run = start_run(container, options, output)
     if dump_layers is not None:
         _dump_layers(run, given, dump_layers, resume, sites, output)
+        tell_left_out(run, output)
         return
     session = run.session(room)
     ends = end_ids(container, given.tokenizer) if generate else ()
     speculation = speculation_of(speculate, draft_tokens, run, room)
     report = _execute(run, session, given, logit_dump, generate, ends, top_k, speculation)
+    tell_left_out(run, output)
     if report["nan_logits"]:
         render.warning(output, f"{report['nan_logits']} of the logits are not numbers")
     report = {**report, "provenance": run.provenance(given.ids, room)}

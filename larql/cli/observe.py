@@ -8,6 +8,16 @@ from typing import TYPE_CHECKING
 import typer
 
 from larql.cli import render
+from larql.cli.expert_options import (
+    Experts,
+    RefusalPolicy,
+    Refusals,
+    Route,
+    RouteKind,
+    Shard,
+    expert_access,
+    tell_left_out,
+)
 from larql.cli.inputs import TextSource, read_input, room_for
 from larql.cli.models import open_model, start_run
 from larql.cli.observe_options import (
@@ -98,6 +108,10 @@ def command(
     chunk: Chunk = None,
     prefault: Prefault = False,
     profile: Profile = None,
+    shard: Shard = None,
+    experts: Experts = None,
+    route: Route = RouteKind.BOUND,
+    refusals: Refusals = RefusalPolicy.STRICT,
     context: Context = None,
 ) -> None:
     """Run tokens and see what happens inside: norms, the lens.
@@ -134,7 +148,8 @@ def command(
     room = room_for(plan.component, len(given.ids), generate, context, output)
     options = RunOptions(
         component, backend.value, draft_depth, threads, chunk, activations.value, kv.value,
-        prefault, profile,
+        prefault, profile, expert_access(shard, experts, route),
+        refusals is RefusalPolicy.BEST_EFFORT,
     )  # fmt: skip
     opened = Opened(start_run(container, options, output))
     declaration = Declaration(
@@ -156,6 +171,7 @@ def command(
     seconds = opened.run.step_seconds
     summary = summarize(found.header, final, found.receipt, seconds)
     _tell(found, output)
+    tell_left_out(opened.run, output)
     if output.json:
         render.document(
             output,

@@ -9,6 +9,16 @@ from typing import Annotated
 import typer
 
 from larql.cli import render
+from larql.cli.expert_options import (
+    Experts,
+    RefusalPolicy,
+    Refusals,
+    Route,
+    RouteKind,
+    Shard,
+    expert_access,
+    tell_left_out,
+)
 from larql.cli.inputs import read_text, room_for, tokenizer_of
 from larql.cli.models import open_model, start_run
 from larql.cli.options import (
@@ -100,6 +110,10 @@ def command(
     chunk: Chunk = None,
     prefault: Prefault = False,
     profile: Profile = None,
+    shard: Shard = None,
+    experts: Experts = None,
+    route: Route = RouteKind.BOUND,
+    refusals: Refusals = RefusalPolicy.STRICT,
 ) -> None:
     """Measure a model on a text file.
 
@@ -146,6 +160,8 @@ def command(
             kv.value,
             prefault,
             profile,
+            expert_access(shard, experts, route),
+            refusals is RefusalPolicy.BEST_EFFORT,
         ),
         output,
     )
@@ -158,6 +174,7 @@ def command(
             stride=step,
             progress=progress,
         )
+    tell_left_out(run, output)
     report: dict[str, object] = {
         "perplexity": found.perplexity,
         "mean_nll": found.mean_nll,

@@ -10,6 +10,16 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from larql.cli import render
+from larql.cli.expert_options import (
+    Experts,
+    RefusalPolicy,
+    Refusals,
+    Route,
+    RouteKind,
+    Shard,
+    expert_access,
+    tell_left_out,
+)
 from larql.cli.inputs import end_ids, read_text, room_for, tokenizer_of
 from larql.cli.models import open_model, start_run
 from larql.cli.options import (
@@ -115,6 +125,10 @@ def command(
     chunk: Chunk = None,
     prefault: Prefault = False,
     profile: Profile = None,
+    shard: Shard = None,
+    experts: Experts = None,
+    route: Route = RouteKind.BOUND,
+    refusals: Refusals = RefusalPolicy.STRICT,
     context: Context = None,
 ) -> None:
     """Continue a prompt, or chat.
@@ -177,6 +191,8 @@ def command(
             kv.value,
             prefault,
             profile,
+            expert_access(shard, experts, route),
+            refusals is RefusalPolicy.BEST_EFFORT,
         ),
         tokenizer,
         end_ids(container, tokenizer),
@@ -252,6 +268,7 @@ def _continue(asked: _Asked, text: str, add_bos: bool, output: Output) -> None:
     for part in _continued(run, room, ids, count, asked, made, speculation):
         parts.append(part)
         _write(part, output)
+    tell_left_out(run, output)
     ended = bool(made) and made[-1] in asked.ends
     if output.json:
         report: dict[str, object] = {
@@ -310,6 +327,7 @@ def _answer(conversation: Conversation, text: str, count: int, output: Output) -
     for part in conversation.reply(text, count):
         parts.append(part)
         _write(part, output)
+    tell_left_out(conversation.run, output)
     if not output.json:
         _write("\n", output)
         return

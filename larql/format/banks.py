@@ -6,11 +6,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from larql.errors import ContainerError, ResidencyRefusal
+from larql.errors import ContainerError, Coordinates, ResidencyRefusal
 from larql.format.index import Representation
-from larql.format.lyrw.codes import format_code, packing_of
-from larql.format.lyrw.tables import Bank, RegionSchema
+from larql.format.lyrw.codes import format_code, packing_of, role_text
+from larql.format.lyrw.tables import Bank, BankSegment, RegionSchema
 from larql.format.lyrw.v2 import BankFile
+from larql.format.moe.held import registry_of
+from larql.format.moe.traversal import Segment
 
 if TYPE_CHECKING:
     import numpy as np
@@ -19,9 +21,11 @@ if TYPE_CHECKING:
 __all__ = [
     "BANK_SCHEMA",
     "EntryRegions",
+    "RegionPlace",
     "entry_regions",
     "find_schema",
     "region_name",
+    "regions_of",
 ]
 
 BANK_SCHEMA = "lyrw"
@@ -58,18 +62,51 @@ def find_schema(file: BankFile, value: Representation) -> tuple[Bank, RegionSche
 
 
 @dataclass(frozen=True)
+class RegionPlace:
+    """Whose regions are meant: those of one role, in all entries of a bank.
+
+    Attributes
+    ----------
+    layer, bank : int
+    role : str
+    segments : tuple of Segment
+        What the population is cut into, present or not.
+    """
+
+    layer: int
+    bank: int
+    role: str
+    segments: tuple[Segment, ...] = ()
+
+    def at(self, entry: int) -> Coordinates:
+        """Return the coordinates of one entry's region."""
+        found = (s.index for s in self.segments if s.first <= entry < s.end)
+        return Coordinates(self.layer, self.bank, entry, self.role, next(found, None))
+
+    def not_resident(self, entry: int, held: str) -> ResidencyRefusal:
+        """Return the refusal of an entry of which ``held`` says, in words, what is here instead."""
+        at = self.at(entry)
+        segment = "" if at.segment is None else f", segment {at.segment}"
+        return ResidencyRefusal(
+            f"layer {at.layer}: entry {entry} of bank {at.bank} ({at.role}{segment}) is not "
+            f"resident: {held}; bind the shard that has it",
+            at,
+        )
+
+
+@dataclass(frozen=True)
 class EntryRegions:
     """Where the regions of an operand's entries are.
 
     Attributes
     ----------
-    bank_id : int
+    place : RegionPlace
     schema : RegionSchema
     files : tuple of BankFile or None
         For each entry the file that holds it; None where others hold it.
     """
 
-    bank_id: int
+    place: RegionPlace
     schema: RegionSchema
     files: tuple[BankFile | None, ...]
 
@@ -83,19 +120,18 @@ class EntryRegions:
         ContainerError
             If its file was changed after it was opened.
         """
-        return self._file(entry).stored_bytes(self.bank_id, entry, self.schema)
+        return self._file(entry).stored_bytes(self.place.bank, entry, self.schema)
 
     def alone(self, entry: int) -> npt.NDArray[np.uint8]:
         """As :meth:`stored`, of a region that is read and whose neighbours are not."""
-        return self._file(entry).alone(self.bank_id, entry, self.schema)
+        return self._file(entry).alone(self.place.bank, entry, self.schema)
 
     def _file(self, entry: int) -> BankFile:
         file = self.files[entry]
         if file is None:
             here = sum(other is not None for other in self.files)
-            raise ResidencyRefusal(
-                f"entry {entry} of bank {self.bank_id} is not resident: the files here hold {here} "
-                f"of {len(self.files)} entries; take the container of the whole model"
+            raise self.place.not_resident(
+                entry, f"the files here hold {here} of {len(self.files)} entries"
             )
         return file
 
@@ -121,29 +157,48 @@ def entry_regions(files: Sequence[BankFile], value: Representation) -> EntryRegi
     rows = value.shape[1] if len(value.shape) == 3 else 1
     expected = (
         value.shape[0], format_code(value.encoding), packing_of(value.encoding), rows,
-        value.shape[-1],
+        value.stored_shape[-1],
     )  # fmt: skip
     stored = (bank.num_entries, schema.format, schema.packing, schema.rows, schema.cols)
     if stored != expected or len(value.shape) not in (2, 3):
         raise ContainerError(
             f"{where}: {bank.num_entries} entries of {schema.describe()}, expected "
-            f"{list(value.shape)} in {value.encoding.name}"
+            f"{list(value.stored_shape)} in {value.encoding.name}"
         )
-    owners: dict[int, BankFile] = {}
-    held = 0
     for other in files:
         if find_schema(other, value) != (bank, schema):
             raise ContainerError(f"{other.path}: has other banks than {file.path}")
-        for segment in other.tables.segments:
+    return regions_of(files, bank, schema, where)
+
+
+def regions_of(
+    files: Sequence[BankFile], bank: Bank, schema: RegionSchema, where: str
+) -> EntryRegions:
+    """Return where the regions of one schema are, in files that agree about bank and schema.
+
+    Raises
+    ------
+    ContainerError
+        If two files hold an entry, or one is missing of a bank that is not one of several.
+    """
+    owners: dict[int, BankFile] = {}
+    here: list[BankSegment] = []
+    for file in files:
+        for segment in file.tables.segments:
             if segment.bank_id == bank.bank_id:
-                held += segment.entry_count
-                owners.update(dict.fromkeys(range(segment.first_entry, segment.end), other))
-    several = all(other.tables.one_of_several for other in files)
+                here.append(segment)
+                owners.update(dict.fromkeys(range(segment.first_entry, segment.end), file))
+    held = sum(segment.entry_count for segment in here)
+    several = all(file.tables.one_of_several for file in files)
     if held != len(owners) or (len(owners) != bank.num_entries and not several):
         raise ContainerError(
             f"{where}: the bank's files hold {held} of {bank.num_entries} entries, expected each "
             f"once"
         )
-    return EntryRegions(
-        bank.bank_id, schema, tuple(owners.get(entry) for entry in range(bank.num_entries))
+    place = RegionPlace(
+        files[0].tables.logical_layer,
+        bank.bank_id,
+        role_text(schema.role),
+        registry_of(here, bank.num_entries, several),
     )
+    return EntryRegions(place, schema, tuple(owners.get(e) for e in range(bank.num_entries)))

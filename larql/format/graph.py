@@ -27,6 +27,7 @@ from larql.format.operations.rope import Rope, RopeScaling
 from larql.format.operations.routed_ffn import (
     ExpertBank,
     ExpertGroups,
+    LatentSpace,
     RoutedFfn,
     Router,
     SharedExperts,
@@ -56,6 +57,7 @@ __all__ = [
     "KvRows",
     "LatentAttention",
     "LatentRows",
+    "LatentSpace",
     "Layer",
     "Linear",
     "Mixer",

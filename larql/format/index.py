@@ -120,6 +120,8 @@ class Representation:
     """One stored encoding of one operand; ``extra`` keeps fields this build does not know.
 
     ``packs`` is the id of the representation whose rows a packed one interleaves.
+    ``stored_columns`` is the last extent as stored, where a bank pads it: 704 columns of blocks of
+    256 are stored as 768. None: as in ``shape``.
     """
 
     id: str
@@ -132,12 +134,18 @@ class Representation:
     source: SourceBinding
     requested: str | None = None
     packs: str | None = None
+    stored_columns: int | None = None
     extra: Mapping[str, object] = field(default_factory=dict, compare=False)
+
+    @property
+    def stored_shape(self) -> tuple[int, ...]:
+        """The shape as stored, padding included."""
+        return (*self.shape[:-1], self.stored_columns or self.shape[-1])
 
     @property
     def nbytes(self) -> int:
         """Stored size in bytes."""
-        return self.encoding.nbytes(self.shape)
+        return self.encoding.nbytes(self.stored_shape)
 
     @property
     def elements(self) -> int:
@@ -296,6 +304,8 @@ def _representation_json(value: Representation) -> dict[str, object]:
         document["requested"] = value.requested
     if value.packs is not None:
         document["packs"] = value.packs
+    if value.stored_columns is not None:
+        document["stored_columns"] = value.stored_columns
     document.update(value.extra)
     return document
 
@@ -342,6 +352,13 @@ def index_from_json(document: Mapping[str, object], where: str) -> Index:
         key: _representation(key, JsonObject(value, f"representations.{key}", where))
         for key, value in top.mapping("representations").items()
     }
+    for key, value in representations.items():
+        segment = segments.get(value.segment)
+        if value.stored_columns and (segment is None or segment.extra.get("schema") != "lyrw"):
+            raise ContainerError(
+                f"{where}: representations.{key} states stored_columns, which only regions of "
+                f"expert banks may have"
+            )
     notes = top.texts("notes") if "notes" in document else ()
     return Index(
         schema=schema,
@@ -394,8 +411,11 @@ def _representation(key: str, reader: JsonObject) -> Representation:
             f"{reader.where}: {reader.path} has encoding {name!r}, unknown to this build"
         )
     shape = reader.extents("shape")
+    padded = reader.count("stored_columns") if "stored_columns" in reader.document else None
+    if padded is not None and padded <= shape[-1]:
+        raise reader.fail("stored_columns", f"more than the {shape[-1]} columns of `shape`")
     try:
-        ENCODINGS[name].nbytes(shape)
+        ENCODINGS[name].nbytes((*shape[:-1], padded or shape[-1]))
     except EncodingError as error:
         raise ContainerError(f"{reader.where}: {reader.path}: {error}") from None
     source = reader.child("source")
@@ -422,6 +442,7 @@ def _representation(key: str, reader: JsonObject) -> Representation:
         ),
         requested=reader.optional_text("requested"),
         packs=reader.optional_text("packs"),
+        stored_columns=padded,
         extra=reader.rest(
             "operand",
             "encoding",
@@ -432,5 +453,6 @@ def _representation(key: str, reader: JsonObject) -> Representation:
             "source",
             "requested",
             "packs",
+            "stored_columns",
         ),
     )

@@ -21,7 +21,19 @@ from larql.kernels.jit import Variant, compiled_address, kernel
 from larql.kernels.memory import call_kernel, load_i64
 from larql.kernels.threads import launch, threads
 
-__all__ = ["Job", "Part", "check_parts", "panel_rows", "rounded_up", "run_together", "share_rows"]
+__all__ = [
+    "WHOLE",
+    "Job",
+    "Part",
+    "check_parts",
+    "panel_rows",
+    "rounded_up",
+    "run_together",
+    "share_rows",
+]
+
+WHOLE = 16
+"""Columns of padded rows of blocks are a multiple, so that no vector reaches into the padding."""
 
 _TASK_BYTES = 16 << 10
 _TASKS_PER_THREAD = 8  # so that threads finish together on busy cores
@@ -44,6 +56,8 @@ class Part:
         Logical shape; `columns` is the contracted axis, `rows` a multiple of `Block.together`.
     out : float32 [C, rows]
         C-contiguous; overwritten.
+    stored_columns : int or None
+        Columns of a row as stored, where padding follows the logical ones, a multiple of WHOLE.
     """
 
     weight: npt.NDArray[np.uint8]
@@ -51,11 +65,17 @@ class Part:
     rows: int
     columns: int
     out: npt.NDArray[np.float32]
+    stored_columns: int | None = None
 
     @cached_property
     def row_bytes(self) -> int:
         """The stored size of a row."""
-        return block(self.encoding).row_bytes(self.columns)
+        return block(self.encoding).row_bytes(self.stored_columns or self.columns)
+
+    @property
+    def blocked_columns(self) -> int:
+        """The columns of the blocks that the logical columns lie in, their padding included."""
+        return rounded_up(self.columns, block(self.encoding).elements)
 
     @cached_property
     def address(self) -> int:
@@ -75,6 +95,10 @@ def check_parts(parts: Sequence[Part], columns: int, count: int) -> None:
         if part.columns != columns:
             raise ValueError(f"x must have {part.columns} columns, found {columns}")
         block(part.encoding).check_rows(part.encoding, part.rows)
+        stored = part.stored_columns
+        whole = block(part.encoding).elements == 1 or part.columns % WHOLE == 0
+        if stored is not None and (stored < part.columns or not whole):
+            raise ValueError(f"{part.columns} columns of {stored} cannot be read as stored")
         # Addresses are only taken of what has passed.
         flat_bytes(part.weight, part.rows * part.row_bytes)
         float_matrix(part.out, (count, part.rows), "out")

@@ -41,7 +41,7 @@ from larql.kernels.slab_product import float_job, interleaved_expander
 from larql.kernels.threads import scratch
 from larql.kernels.tile import coded_tile, plain_tile
 
-__all__ = ["expander", "products"]
+__all__ = ["expander", "job_of_one", "products"]
 
 # (rows, columns) of a register tile: sums, weights and one vector must fit the register file.
 _CODED = {"avx512": (4, 1), "avx2": (4, 1), "portable": (2, 1)}
@@ -99,12 +99,12 @@ def _panel(variant: Any, p: int, task: int, worker: int) -> None:
     x, x_stride, count = load_i64(p + 32), load_i64(p + 40), load_i64(p + 48)
     out, out_stride, share = load_i64(p + 56), load_i64(p + 64), load_i64(p + 72)
     expander, decoded = load_i64(p + 80), load_i64(p + 88) + worker * load_i64(p + 96)
-    decoded_stride, together = load_i64(p + 104), load_i64(p + 112)
+    decoded_stride, together, blocked = load_i64(p + 104), load_i64(p + 112), load_i64(p + 120)
     first = task * share
     height = min(share, rows - first)
     for row in range(0, height, together):
         call_kernel(
-            expander, weight + (first + row) * stride, decoded + row * decoded_stride, columns
+            expander, weight + (first + row) * stride, decoded + row * decoded_stride, blocked
         )
     wide = tile_columns(variant)
     column = 0
@@ -158,8 +158,10 @@ def _plain() -> int:
 
 
 def _direct(part: Part) -> bool:
-    """Return whether rows can be decoded in registers: whole steps, scales that fit."""
+    """Return whether rows can be decoded in registers: unpadded, whole steps, scales that fit."""
     geometry = block(part.encoding)
+    if part.stored_columns is not None:
+        return False
     numbers = 4 * geometry.scales * part.columns
     return part.columns % geometry.step == 0 and numbers <= PREPARED * geometry.step
 
@@ -179,7 +181,7 @@ def _in_registers(part: Part, x: npt.NDArray[np.float32]) -> Job:
 
 
 def _stride(part: Part) -> int:
-    return (rounded_up(part.columns, 16) + 16) * 4
+    return (rounded_up(part.blocked_columns, 16) + 16) * 4
 
 
 def _share(part: Part) -> int:
@@ -192,9 +194,21 @@ def _by_panels(part: Part, x: npt.NDArray[np.float32], place: int, slot: int) ->
     words = (
         part.address, part.row_bytes, part.rows, part.columns, address(x), x.shape[1] * 4,
         x.shape[0], address(part.out), part.rows * 4, share, expander(part.encoding), place, slot,
-        _stride(part), block(part.encoding).together,
+        _stride(part), block(part.encoding).together, part.blocked_columns,
     )  # fmt: skip
     return Job(_plain(), -(-part.rows // share), words)
+
+
+def job_of_one(part: Part, x: npt.NDArray[np.float32]) -> Job:
+    """Return the job that multiplies one matrix with one vector, float32 [1, columns].
+
+    Its words begin with the address of the stored bytes; that of `x` is the fifth, that of `out`
+    the sixth where there are eight words, and else the eighth.
+    """
+    if _direct(part):
+        return _in_registers(part, x)
+    place, slot = scratch(_share(part) * _stride(part))
+    return _by_panels(part, x, place, slot)
 
 
 def products(parts: Sequence[Part], x: npt.NDArray[np.float32]) -> None:

@@ -49,7 +49,7 @@ from larql.kernels.shape import (
 from larql.kernels.slab_product import integer_job, unpacked_bytes
 from larql.kernels.threads import scratch
 
-__all__ = ["products_q8", "takes_integers"]
+__all__ = ["job_of_few", "products_q8", "takes_integers"]
 
 # (rows, half blocks of vectors) of a register tile.
 _TILE = {"avx512": (4, 6), "avx2": (4, 2), "portable": (2, 4)}
@@ -167,12 +167,17 @@ def takes_integers(encoding: str, columns: int) -> bool:
     return columns % geometry.elements == 0 and numbers + EIGHT_SPARE <= PREPARED
 
 
-def _one_by_one(part: Part, x: QuantizedRows) -> Job:
+def job_of_few(part: Part, x: QuantizedRows) -> Job:
+    """Return the job that multiplies one matrix with as many vectors as `part` has outputs for.
+
+    Its words begin with the address of the stored bytes; the fifth to the seventh are those of `x`,
+    the tenth that of `out`.
+    """
     stride = part.row_bytes
     share = share_rows(part.rows, stride, EIGHT)
     words = (
         part.address, stride, part.rows, part.columns // block(part.encoding).elements,
-        *_addresses(x), part.columns // GROUP, x.count, address(part.out), share,
+        *_addresses(x), part.columns // GROUP, len(part.out), address(part.out), share,
         rounded_up(_AHEAD_BYTES, EIGHT * stride),
     )  # fmt: skip
     return Job(_few(part.encoding), -(-part.rows // share), words)
@@ -239,6 +244,6 @@ def products_q8(parts: Sequence[Part], x: QuantizedRows) -> None:
     if x.count > 1:
         rooms += [unpacked_bytes(part, x) for part in slabs]
     place, slot = scratch(max(rooms)) if rooms else (0, 0)
-    jobs = [_one_by_one(part, x) if few else _by_panels(part, x, place, slot) for part in plain]
+    jobs = [job_of_few(part, x) if few else _by_panels(part, x, place, slot) for part in plain]
     jobs += [integer_job(part, x, place, slot) for part in slabs]
     run_together(jobs, *parts, x)

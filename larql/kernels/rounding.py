@@ -128,7 +128,9 @@ def _quantizer() -> int:
     return compiled_address(_quantize, Variant(setup.current().level))
 
 
-def quantize_rows(x: npt.NDArray[np.float32], empty: Empty = np.empty) -> QuantizedRows:
+def quantize_rows(
+    x: npt.NDArray[np.float32], empty: Empty = np.empty, *, apart: bool = False
+) -> QuantizedRows:
     """Round vectors to eight bits per element, with a scale for each group of 32.
 
     The scale d is the group's largest magnitude / 127; a value is x / d, rounded to the nearest
@@ -140,6 +142,8 @@ def quantize_rows(x: npt.NDArray[np.float32], empty: Empty = np.empty) -> Quanti
         K a multiple of 32.
     empty : function
         (shape, dtype) -> C-contiguous array with any content; it makes the result's arrays.
+    apart : bool
+        Vectors one after another, of width 1, however many there are.
 
     Returns
     -------
@@ -155,7 +159,7 @@ def quantize_rows(x: npt.NDArray[np.float32], empty: Empty = np.empty) -> Quanti
     source = float_matrix(x, x.shape, "x")
     count, columns = x.shape
     groups = columns // GROUP
-    width = 1 if count < _FEW else WIDTH
+    width = 1 if apart or count < _FEW else WIDTH
     shape = -(-count // width), groups
     found = QuantizedRows(
         count, columns, width,

@@ -34,6 +34,7 @@ from larql.kernels.memory import (
     store_i64,
     store_part,
 )
+from larql.kernels.rounding import Empty
 from larql.kernels.threads import launch
 from larql.kernels.vector import first_lane, fma, lane_sum, select, splat
 
@@ -81,7 +82,8 @@ class Choice:
 
     Attributes
     ----------
-    ranks : float32 ``[T, E]``
+    scores, ranks : float32 ``[T, E]``
+        Softmax or sigmoid of all logits, and what experts are chosen by.
     chosen : int64 ``[T, top]``
     weights : float32 ``[T, top]``
     broken : int64 ``[T]``
@@ -90,6 +92,7 @@ class Choice:
         Weights of the sinks.
     """
 
+    scores: npt.NDArray[np.float32]
     ranks: npt.NDArray[np.float32]
     chosen: npt.NDArray[np.int64]
     weights: npt.NDArray[np.float32]
@@ -194,8 +197,8 @@ def _choose(variant: Any, p: int, task: int, worker: int) -> None:
     sigmoids, by_logits, renormalise = load_i64(p + 88), load_i64(p + 96), load_i64(p + 104)
     eps, scale = load_f32(p + 112), load_f32(p + 120)
     groups, kept, sums = load_i64(p + 128), load_i64(p + 136), load_i64(p + 144)
-    s = room
-    still, group_ranks = room + count * 4, room + count * 8
+    s = load_i64(p + 176) + task * count * 4
+    still, group_ranks = room, room + count * 4
 
     finite = True
     for e in range(count + sinks):
@@ -222,6 +225,8 @@ def _choose(variant: Any, p: int, task: int, worker: int) -> None:
             store_f32(weights + j * 4, _ZERO)
         for j in range(sinks):
             store_f32(beside + j * tokens * 4, _ZERO)
+        for e in range(count):
+            store_f32(s + e * 4, _ZERO)
         return
     store_i64(broken, 0)
     if groups > 0:
@@ -344,6 +349,7 @@ def choose(
     selection: Selection,
     correction: npt.NDArray[np.float32] | None,
     factors: npt.NDArray[np.float32] | None,
+    empty: Empty = np.empty,
 ) -> Choice:
     """Choose experts for each position.
 
@@ -353,6 +359,9 @@ def choose(
     selection : Selection
     correction, factors : float32 ``[E]`` or None
         Added for choosing; multiplied with the weights.
+    empty : function
+        (shape, dtype) -> C-contiguous array with any content; it makes what is as wide as the
+        population.
 
     Returns
     -------
@@ -370,13 +379,14 @@ def choose(
     if not 1 <= selection.top <= within or (groups and (experts % groups or kept > groups)):
         raise ValueError(f"cannot choose {selection.top} of {experts} in {kept} of {groups} groups")
     choice = Choice(
-        np.empty((count, experts), np.float32),
+        empty((count, experts), np.float32),
+        empty((count, experts), np.float32),
         np.empty((count, selection.top), np.int64),
         np.empty((count, selection.top), np.float32),
         np.empty(count, np.int64),
         np.empty((selection.sinks, count), np.float32),
     )
-    room = np.empty((count, 2 * experts + max(groups, 1)), np.float32)
+    room = empty((count, experts + max(groups, 1)), np.float32)
     optional = [
         0 if array is None else float_matrix(array, (experts,), name)
         for array, name in ((correction, "correction"), (factors, "factors"))
@@ -388,6 +398,7 @@ def choose(
         int(selection.score == "sigmoid"), int(selection.ranks_by_logits),
         int(selection.renormalise), _word(selection.eps), _word(selection.scale), groups, kept,
         int(selection.group_score == "top2_sum"), selection.sinks, address(choice.shared), count,
+        address(choice.scores),
     )  # fmt: skip
     _run(_choose, words, count, logits, choice, room, correction, factors)
     return choice

@@ -30,7 +30,6 @@ from larql.runtime.head import logit_rows
 from larql.runtime.plan import Plan, check_tokens
 from larql.runtime.planes import SiteWatch
 from larql.runtime.run import Run
-from larql.runtime.session import Session
 from larql.runtime.slices import LayerRange
 
 __all__ = ["MANIFEST_NAME", "LayerDump", "dump_layers"]
@@ -128,7 +127,7 @@ def dump_layers(
         writer.write(_plane_name(0), [carrier], carrier.shape[1])
     else:
         watch = SiteWatch(run.options.chunk or run.prepared.backend.default_chunk)
-        session = Session(run.prepared, len(tokens), run.options.chunk, watch)
+        session = run.session(len(tokens), watch)
         carrier, done = session.advance(tokens), 0
         together = iter(watch.carriers())
         writer.write(_plane_name(0), [next(together)], carrier.shape[1])
@@ -184,10 +183,11 @@ def _run_layer(run: Run, k: int, carrier: Plane, sites: bool) -> tuple[Plane, li
     layer = plan.layers[k]
     one = Plan(plan.component, LayerRange(layer.index, layer.index + 1), (layer,))
     prepared = dataclasses.replace(run.prepared, plan=one)
+    of_layer = dataclasses.replace(run, prepared=prepared)
     if not sites:
-        return Session(prepared, len(carrier), run.options.chunk).advance_hidden(carrier), []
+        return of_layer.session(len(carrier)).advance_hidden(carrier), []
     watch = SiteWatch(run.options.chunk or run.prepared.backend.default_chunk)
-    after = Session(prepared, len(carrier), run.options.chunk, watch).advance_hidden(carrier)
+    after = of_layer.session(len(carrier), watch).advance_hidden(carrier)
     kinds = enumerate((block.site for block in layer.blocks), start=1)
     return after, [watch.carriers()[w] for w, site in kinds if site == "attention"]
 

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
-from larql.errors import BindingDefect, ContainerError
+from larql.errors import BindingDefect, ContainerError, Refusal
 from larql.format.codec import take_rows
 from larql.format.container import Container
 from larql.format.encoding import Encoding
 from larql.format.index import Representation
 from larql.format.moe.profiles import Selection
 from larql.format.segment import Segment
+
+if TYPE_CHECKING:
+    from larql.format.banks import EntryRegions, RegionPlace
 
 __all__ = ["OperandStore", "StoredBank", "StoredOperand"]
 
@@ -32,12 +36,20 @@ class StoredOperand:
         Logical shape, outermost axis first.
     data : ndarray of uint8, shape ``[nbytes]``
         Read-only view of the mapped file.
+    stored_columns : int or None
+        Last extent as stored, where padding stands behind the logical columns; None: there is none.
     """
 
     name: str
     encoding: Encoding
     shape: tuple[int, ...]
     data: npt.NDArray[np.uint8]
+    stored_columns: int | None = None
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of a row as stored."""
+        return self.encoding.row_bytes(self.stored_columns or self.shape[-1])
 
     def rows_at(self, rows: slice | npt.NDArray[np.int64]) -> StoredOperand:
         """Return some rows of a matrix as an operand: a view of a slice, a copy of chosen ones.
@@ -50,7 +62,8 @@ class StoredOperand:
             stored = stored[rows]
         else:
             encoding, stored = take_rows(encoding, stored, columns, rows)
-        return StoredOperand(self.name, encoding, (len(stored), columns), stored.reshape(-1))
+        shape = len(stored), columns
+        return StoredOperand(self.name, encoding, shape, stored.reshape(-1), self.stored_columns)
 
 
 def _whole_slabs(encoding: Encoding, rows: slice, count: int) -> bool:
@@ -60,7 +73,7 @@ def _whole_slabs(encoding: Encoding, rows: slice, count: int) -> bool:
 
 @dataclass(frozen=True)
 class StoredBank:
-    """The stored bytes of an operand that has an entry for each expert.
+    """The stored bytes of an operand that has an entry for each expert, as far as it is resident.
 
     Attributes
     ----------
@@ -69,19 +82,68 @@ class StoredBank:
     encoding : Encoding
     shape : tuple of int
         ``[experts, rows, columns]``, or ``[experts, columns]`` of vectors.
-    entries : tuple of uint8 ``[nbytes]``
-        Read-only views of the mapped file, one for each expert.
+    entries : tuple of uint8 ``[nbytes]``, or None
+        Read-only views of the mapped file, one for each expert that is resident.
+    place : RegionPlace
+    stored_columns : int or None
+        As of :class:`StoredOperand`.
     """
 
     name: str
     encoding: Encoding
     shape: tuple[int, ...]
-    entries: tuple[npt.NDArray[np.uint8], ...]
+    entries: tuple[npt.NDArray[np.uint8] | None, ...]
+    place: RegionPlace
+    stored_columns: int | None = None
 
     def entry(self, expert: int) -> StoredOperand:
-        """Return one expert's matrix or vector."""
+        """Return one expert's matrix or vector.
+
+        Raises
+        ------
+        BindingDefect
+            If there is no such expert.
+        ResidencyRefusal
+            If it is not resident.
+        """
+        problem = self.problem(expert)
+        if problem is not None:
+            raise problem
+        data = self.entries[expert]
+        assert data is not None
         name = f"{self.name}[{expert}]"
-        return StoredOperand(name, self.encoding, self.shape[1:], self.entries[expert])
+        return StoredOperand(name, self.encoding, self.shape[1:], data, self.stored_columns)
+
+    def problem(self, expert: int) -> Refusal | None:
+        """Return why an expert's entry cannot be had here, None if it can."""
+        count = len(self.entries)
+        if not 0 <= expert < count:
+            return BindingDefect(
+                f"layer {self.place.layer}: expert {expert} was chosen of bank {self.place.bank}, "
+                f"which has experts 0 to {count - 1}",
+                self.place.at(expert),
+            )
+        if self.entries[expert] is not None:
+            return None
+        held = ", ".join(f"{first}:{end}" for first, end in self.resident()[:8]) or "none"
+        return self.place.not_resident(expert, f"experts {held} of {count} are bound")
+
+    def resident(self) -> list[tuple[int, int]]:
+        """Return the half-open runs of experts that are resident, ascending."""
+        runs: list[tuple[int, int]] = []
+        for expert, data in enumerate(self.entries):
+            if data is None:
+                continue
+            if runs and runs[-1][1] == expert:
+                runs[-1] = (runs[-1][0], expert + 1)
+            else:
+                runs.append((expert, expert + 1))
+        return runs
+
+    def within(self, first: int, end: int) -> StoredBank:
+        """Return the bank with no other experts resident than ``first`` to ``end``."""
+        kept = (data if first <= e < end else None for e, data in enumerate(self.entries))
+        return replace(self, entries=tuple(kept))
 
 
 class OperandStore:
@@ -156,10 +218,22 @@ class OperandStore:
         regions = self.container.entries(value)
         for name in self.container.bank_names(value.segment):
             self.container.check_bytes(name)
-        entries = tuple(regions.stored(entry) for entry in range(value.shape[0]))
-        self.reads += len(entries)
-        self.bytes_read += sum(int(entry.nbytes) for entry in entries)
-        return StoredBank(value.operand, value.encoding, value.shape, entries)
+        return self.stored_bank(value.operand, value.encoding, value.shape, regions)
+
+    def stored_bank(
+        self, name: str, encoding: Encoding, shape: tuple[int, ...], regions: EntryRegions
+    ) -> StoredBank:
+        """Map the entries of an operand of experts that are in the container's files."""
+        entries = tuple(
+            None if file is None else regions.stored(entry)
+            for entry, file in enumerate(regions.files)
+        )
+        mapped = [data for data in entries if data is not None]
+        self.reads += len(mapped)
+        self.bytes_read += sum(int(data.nbytes) for data in mapped)
+        columns = regions.schema.cols
+        padded = None if columns == shape[-1] else columns
+        return StoredBank(name, encoding, shape, entries, regions.place, padded)
 
     def fetch_alone(self, name: str, shape: tuple[int, ...]) -> StoredOperand:
         """Map an operand of a file of tensors whose neighbours are not read with it.
@@ -209,7 +283,12 @@ class OperandStore:
             data = regions.alone(entry)
             self.reads += 1
             self.bytes_read += int(data.nbytes)
-            yield entry, StoredOperand(f"{name}[{entry}]", value.encoding, shape[1:], data)
+            yield (
+                entry,
+                StoredOperand(
+                    f"{name}[{entry}]", value.encoding, shape[1:], data, value.stored_columns
+                ),
+            )
 
     def prefault(self, name: str) -> None:
         """Bring an operand that has been fetched into memory.

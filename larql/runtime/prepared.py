@@ -10,6 +10,7 @@ from larql.errors import UnsupportedRefusal
 from larql.format.container import Container
 from larql.format.moe.profiles import Selection
 from larql.runtime.backends.base import Backend
+from larql.runtime.expert_access import EVERYTHING, ExpertAccess, bind_routes
 from larql.runtime.operands import OperandStore, StoredBank
 from larql.runtime.plan import Plan, make_plan
 from larql.runtime.slices import ExecutionSlice, Head
@@ -52,6 +53,7 @@ def prepare(
     *,
     selection: Selection | None = None,
     prefault: bool = False,
+    experts: ExpertAccess = EVERYTHING,
 ) -> PreparedOperands:
     """Bind the operands of a slice to a backend.
 
@@ -68,11 +70,13 @@ def prepare(
         Which representation serves each operand; None: as the container says by itself.
     prefault : bool
         Bring into memory what each step reads, instead of leaving that to the first step.
+    experts : ExpertAccess
+        How experts are reached; by default all are the container's own.
 
     Raises
     ------
     UsageError
-        If the component or slice does not exist.
+        If the component or slice does not exist, or a range of experts leaves their bank.
     ResidencyRefusal
         If the selection leaves an operand out.
     BindingDefect
@@ -82,7 +86,7 @@ def prepare(
     """
     plan = make_plan(container, component, wanted)
     chosen = container.select(None) if selection is None else selection
-    return _bound(plan, container, chosen, backend, (), prefault)
+    return _bound(plan, container, chosen, backend, (), prefault, experts)
 
 
 def prepare_beside(target: PreparedOperands, component: str) -> PreparedOperands:
@@ -107,7 +111,7 @@ def prepare_beside(target: PreparedOperands, component: str) -> PreparedOperands
                 f"{edge.producer!r}; this build gives it the final norm of {producer!r}"
             )
     held = {contract.name for contract in target.plan.contracts()}
-    return _bound(plan, container, target.selection, target.backend, held, False)
+    return _bound(plan, container, target.selection, target.backend, held, False, EVERYTHING)
 
 
 def _bound(
@@ -117,18 +121,21 @@ def _bound(
     backend: Backend,
     held: Collection[str],
     prefault: bool,
+    experts: ExpertAccess,
 ) -> PreparedOperands:
     """Fetch the operands of a plan that a backend does not hold yet, and bind them."""
     began = time.perf_counter()
     store = OperandStore(container, selection)
+    banks: dict[str, StoredBank] = {}
     for contract in plan.contracts():
         if contract.name in held:
             continue
         found = store.fetch(contract.name, contract.shape)
         if isinstance(found, StoredBank):
-            backend.bind_bank(found)
+            banks[contract.name] = found
         else:
             backend.bind(found)
+    bind_routes(plan, banks, backend, experts, store)
     if prefault:
         for contract in plan.swept():
             store.prefault(contract.name)

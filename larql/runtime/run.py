@@ -13,8 +13,11 @@ from larql.format.container import Container
 from larql.provenance import environment, format_cap, tokens_sha256
 from larql.runtime.backends.base import Carrier
 from larql.runtime.backends.registry import make_backend
+from larql.runtime.expert_access import EVERYTHING, ExpertAccess
+from larql.runtime.observer import SessionObserver
 from larql.runtime.prepared import PreparedOperands, prepare
 from larql.runtime.resident import resident
+from larql.runtime.routes import LeftOut, told
 from larql.runtime.session import Session
 from larql.runtime.slices import ExecutionSlice, slice_of
 
@@ -48,6 +51,10 @@ class RunOptions:
     profile : str or None
         Profile of the container, which selects among what it holds; None: ``default``, or the
         container as it stands where it has none of that name.
+    experts : ExpertAccess
+        How routed experts are reached.
+    best_effort : bool
+        Go on without the routed part of positions whose experts are refused.
     """
 
     component: str = "target"
@@ -59,6 +66,8 @@ class RunOptions:
     kv: str = "f32"
     prefault: bool = False
     profile: str | None = None
+    experts: ExpertAccess = EVERYTHING
+    best_effort: bool = False
 
     @property
     def slice(self) -> ExecutionSlice:
@@ -77,16 +86,25 @@ class Run:
     prepared : PreparedOperands
     step_seconds : float
         Time spent advancing and reading logits so far.
+    left_out : list of LeftOut or None
+        What its sessions went on without; None: they refuse.
     """
 
     container: Container
     options: RunOptions
     prepared: PreparedOperands
     step_seconds: float = field(default=0.0)
+    left_out: list[LeftOut] | None = None
 
-    def session(self, context: int) -> Session:
+    def session(self, context: int, observer: SessionObserver | None = None) -> Session:
         """Start a stream of tokens with room for ``context`` positions."""
-        return Session(self.prepared, context, self.options.chunk)
+        return Session(
+            self.prepared,
+            context,
+            self.options.chunk,
+            observer,
+            self.left_out,
+        )
 
     def timed_step(self, session: Session, tokens: Sequence[int]) -> npt.NDArray[np.float32]:
         """Advance a session and return the last position's logits, counting the time."""
@@ -160,6 +178,8 @@ class Run:
             "prepare_seconds": self.prepared.seconds,
             "step_seconds": self.step_seconds,
             **resident(),
+            **self.options.experts.provenance(),
+            **({} if self.left_out is None else {"best_effort": told(self.left_out)}),
             "threads": backend.threads,
             "max_format": format_cap(),
             "environment": {**environment(), **backend.environment()},
@@ -185,5 +205,6 @@ def open_run(container: Container, options: RunOptions) -> Run:
         backend,
         selection=selection,
         prefault=options.prefault,
+        experts=options.experts,
     )
-    return Run(container, options, prepared)
+    return Run(container, options, prepared, left_out=[] if options.best_effort else None)

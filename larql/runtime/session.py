@@ -10,13 +10,14 @@ from threading import Lock
 import numpy as np
 import numpy.typing as npt
 
-from larql.errors import UsageError
+from larql.errors import Refusal, SessionInvalid, UsageError
 from larql.runtime.backends.base import Carrier
 from larql.runtime.executor import traverse
 from larql.runtime.head import logit_rows, logits
 from larql.runtime.observer import SessionObserver
 from larql.runtime.plan import check_tokens
 from larql.runtime.prepared import PreparedOperands
+from larql.runtime.routes import LeftOut, LeftOutNotes
 from larql.runtime.state import Mark, State, StateSnapshot
 from larql.runtime.taps import Taps
 from larql.runtime.token_inputs import TokenInputs
@@ -42,6 +43,15 @@ class Session:
     observer : SessionObserver or None
         Told of everything that the session does.
 
+    left_out : list of LeftOut or None
+        Best effort: a position whose experts are refused goes on without its routed part, which is
+        noted here when the step completes. None: its step is refused.
+
+    Attributes
+    ----------
+    invalid : BaseException or None
+        Why the state is not to be used, where a failed step could not be undone.
+
     Raises
     ------
     UsageError
@@ -54,6 +64,7 @@ class Session:
         context: int,
         chunk: int | None = None,
         observer: SessionObserver | None = None,
+        left_out: list[LeftOut] | None = None,
     ) -> None:
         if context < 1:
             raise UsageError(f"context {context}: expected at least 1 position")
@@ -66,6 +77,8 @@ class Session:
         self._backend = prepared.backend
         self._observer = observer
         self._busy = Lock()
+        self._left_out = left_out
+        self.invalid: BaseException | None = None
         self._taps: dict[int, Taps] = {}
         self._token_inputs: dict[int, TokenInputs] = {}
         if observer is not None:
@@ -73,6 +86,19 @@ class Session:
         self.state = State(
             self._backend.region(spec, context, self.chunk) for spec in self.plan.state()
         )
+
+    @property
+    def usable(self) -> bool:
+        """Whether the state is that of the positions that were advanced.
+
+        Apart from this stands whether an operation that was refused could ever succeed, which its
+        kind says. A caller may try again if and only if both are so.
+        """
+        return self.invalid is None
+
+    def may_retry(self, refusal: Refusal) -> bool:
+        """Return whether a step that was refused may be tried again on this session."""
+        return refusal.kind.could_succeed and self.usable
 
     @property
     def position(self) -> int:
@@ -130,22 +156,25 @@ class Session:
     def snapshot(self) -> StateSnapshot:
         """Copy the state."""
         with self._alone("a snapshot"):
+            self._require_usable()
             return self.state.snapshot()
 
     def restore(self, snapshot: StateSnapshot) -> None:
         """Return to a snapshot, as if nothing had happened since."""
         with self._alone("a restore"):
             self.state.restore(snapshot)
+            self.invalid = None
             if self._observer is not None:
                 self._observer.restored(snapshot)
 
     def can_truncate(self, length: int) -> bool:
         """Return whether :meth:`truncate` to ``length`` positions would succeed."""
-        return self.state.can_truncate(length)
+        return self.usable and self.state.can_truncate(length)
 
     def truncate(self, length: int) -> None:
         """Forget all positions from ``length`` on."""
         with self._alone("a truncation"):
+            self._require_usable()
             self.state.truncate(length)
             if self._observer is not None:
                 self._observer.truncated(length)
@@ -175,6 +204,13 @@ class Session:
         finally:
             self._busy.release()
 
+    def _require_usable(self) -> None:
+        if self.invalid is not None:
+            raise SessionInvalid(
+                f"the session cannot go on: a step failed and its state could not be put back; "
+                f"restore a snapshot or begin a new session ({self.invalid})"
+            ) from self.invalid
+
     def _advance(
         self,
         count: int,
@@ -184,6 +220,7 @@ class Session:
         if count == 0:
             raise UsageError("no tokens given; a step advances at least one position")
         with self._alone("a step"):
+            self._require_usable()
             return self._advance_alone(count, rows, tokens)
 
     def _advance_alone(
@@ -201,6 +238,7 @@ class Session:
         began = self.position
         observer = self._observer
         parts = []
+        notes = None if self._left_out is None else LeftOutNotes()
         try:
             if observer is not None:
                 observer.begin_step()
@@ -210,20 +248,30 @@ class Session:
                 carrier = rows(first, last)
                 inputs = None if ids is None else self._inputs(ids, carrier)
                 if observer is None:
-                    walk = partial(traverse, self.plan, self._backend, self.state, None, inputs)
+                    walk = partial(
+                        traverse, self.plan, self._backend, self.state, None, inputs, notes
+                    )
                     part = self._backend.advance(walk, self.plan, self.state, carrier)
                 else:
-                    part = self._observed(observer, carrier, ids, inputs)
+                    part = self._observed(observer, carrier, ids, inputs, notes)
                 parts.append(part)
                 self.state.settle(began + last)
             if observer is not None:
                 observer.end_step()
-        except BaseException:
+        except BaseException as error:
             if observer is not None:
                 observer.abandon_step()
-            self.state.undo(entry)
+            self._undo(entry, error)
             raise
+        if self._left_out is not None and notes is not None:
+            self._left_out += notes.found
         return parts[0] if len(parts) == 1 else np.concatenate(parts)
+
+    def _undo(self, entry: Mark, error: BaseException) -> None:
+        """Put the state back where a failed step began, or declare it unusable."""
+        self.invalid = error  # until every region is back
+        self.state.undo(entry)
+        self.invalid = None
 
     def _observed(
         self,
@@ -231,13 +279,14 @@ class Session:
         carrier: Carrier,
         tokens: npt.NDArray[np.int64] | None,
         inputs: TokenInputs | None,
+        notes: LeftOutNotes | None,
     ) -> Carrier:
         """Advance by one block of positions, and show it to the observer."""
         start, count = self.position, len(carrier)
         taps = self._taps_for(observer, count)
         changes = observer.changes(start, count)
         taps.begin(changes)
-        walk = partial(traverse, self.plan, self._backend, self.state, taps, inputs)
+        walk = partial(traverse, self.plan, self._backend, self.state, taps, inputs, notes)
         if changes is None:
             carrier = self._backend.advance(walk, self.plan, self.state, carrier)
         else:

@@ -13,7 +13,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from larql.format.graph import Block, LatentAttention, SoftmaxAttention
+from larql.format.graph import Block, LatentAttention, RoutedFfn, SoftmaxAttention
+from larql.runtime.expert_trace import ExpertTrace
 from larql.runtime.plan import Plan
 
 __all__ = ["BlockTaps", "Changes", "Keep", "Routing", "Taps"]
@@ -36,10 +37,13 @@ class Keep:
     queries : bool
         Each attention head's query, after norm and rotation; of latent attention as it is carried
         over to latent rows. Also how each head mixes the profiles of a distance bias.
+    experts : bool
+        Everything between a routed block's input and its output.
     """
 
     heads: bool = False
     queries: bool = False
+    experts: bool = False
 
 
 @dataclass(frozen=True)
@@ -74,6 +78,8 @@ class BlockTaps:
         To be filled by the backend where it is there: with the queries, of a distance bias.
     routing : Routing or None
         Set by the backend where it routes.
+    experts : ExpertTrace or None
+        To be filled by the backend where it is there.
     """
 
     def __init__(self, block: Block, count: int, keep: Keep) -> None:
@@ -82,6 +88,8 @@ class BlockTaps:
         self.mixes: Float32 | None = None
         self.routing: Routing | None = None
         mixer = block.mixer
+        traced = keep.experts and isinstance(mixer, RoutedFfn)
+        self.experts: ExpertTrace | None = ExpertTrace() if traced else None
         if isinstance(mixer, SoftmaxAttention | LatentAttention):
             if keep.heads:
                 self.heads = np.empty((count, mixer.heads, mixer.value_dim), np.float32)

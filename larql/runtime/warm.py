@@ -9,6 +9,7 @@ import json
 import time
 from pathlib import Path
 
+from larql.runtime.routes import LeftOut
 from larql.runtime.run import Run
 from larql.runtime.session import Session
 
@@ -37,14 +38,16 @@ def warm(run: Run) -> float:
         Seconds that it took.
     """
     began = time.perf_counter()
+    left_out: list[LeftOut] = []
     if run.prepared.plan.embeds:
-        session = Session(run.prepared, _POSITIONS + 2)
+        # Experts that are not here must not keep the others' kernels from being compiled.
+        session = Session(run.prepared, _POSITIONS + 2, left_out=left_out)
         carrier = session.advance([0] * _POSITIONS)
         session.logits(carrier[-3:])
         session.step([0])
         session.step([0])
     marker = _marker(run)
-    if marker is not None:
+    if marker is not None and not left_out:
         with contextlib.suppress(OSError):
             marker.touch()
     return time.perf_counter() - began

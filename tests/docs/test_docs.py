@@ -51,6 +51,7 @@ UNTAGGED = {
     "groups": g.ExpertGroups,
     "bank": g.ExpertBank,
     "shared": g.SharedExperts,
+    "latent": g.LatentSpace,
     "edge": g.Edge,
 }
 TAGGED = {
@@ -184,6 +185,7 @@ def every_operation() -> g.Graph:
         norm,
         norm,
         (ffn, ffn),
+        g.LatentSpace(linear, linear),
     )  # fmt: skip
     convs = (conv, conv, conv)
     recurrent = (
@@ -259,7 +261,17 @@ def index_example() -> Index:
     entry = FileEntry(1, "0" * 64)
     source = SourceBinding("w", "f32", "0" * 64, RowSelection.span(0, 1), (1,), "columns", "s", "b")
     representation = Representation(
-        "o/w", "o/w", ENCODINGS["f32"], "source-exact", (1,), "segments/o", "w", source, "q8_0", "o"
+        "o/w",
+        "o/w",
+        ENCODINGS["f32"],
+        "source-exact",
+        (1,),
+        "segments/o",
+        "w",
+        source,
+        "q8_0",
+        "o",
+        2,
     )
     return Index(
         schema=SchemaVersion(3),
@@ -277,7 +289,7 @@ def index_example() -> Index:
         precision_map={},
         authority="canonical",
         notes=(),
-        segments={"segments/o": entry},
+        segments={"segments/o": FileEntry(1, "0" * 64, {"schema": "lyrw"})},
         files={"segments/o": entry},
     )
 

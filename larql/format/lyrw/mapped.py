@@ -94,14 +94,21 @@ class MappedFile:
         """
         import numpy as np
 
-        return np.frombuffer(self._mapped(), dtype=np.uint8, count=length, offset=offset)
+        return np.frombuffer(self.mapped(), dtype=np.uint8, count=length, offset=offset)
 
     def alone(self, offset: int, length: int) -> npt.NDArray[np.uint8]:
         """As :meth:`view`, of bytes that are read and whose neighbours are not."""
-        advise_alone(self._mapped(), offset, offset + length)
+        advise_alone(self.mapped(), offset, offset + length)
         return self.view(offset, length)
 
-    def _mapped(self) -> mmap.mmap:
+    def mapped(self) -> mmap.mmap:
+        """Return the mapping, which is made when it is first asked for.
+
+        Raises
+        ------
+        ContainerError
+            If the file is no longer the one whose tables were read.
+        """
         if self._map is None:
             with open_regular(self.path, ContainerError) as (descriptor, status):
                 if _identity(status) != self._identity:

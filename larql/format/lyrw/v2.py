@@ -206,6 +206,16 @@ class BankFile:
             f"{held or 'none of the bank'} of {bank.num_entries}; fetch the segment that has it"
         )
 
+    def advise(self, advice: int) -> None:
+        """Tell the system how the mapped file will be read, one of ``mmap.MADV_…``.
+
+        Raises
+        ------
+        ContainerError
+            If the file was changed after it was opened.
+        """
+        self._mapped.mapped().madvise(advice)
+
     def stored_bytes(self, bank_id: int, entry: int, schema: RegionSchema) -> npt.NDArray[np.uint8]:
         """Return a region as stored, a read-only mapped view ``uint8 [nbytes]``.
 

@@ -158,7 +158,7 @@ class Examiner:
             )
         view: View = DIRECT
         stored = (schema.rows, schema.cols)
-        if value is None and schema.cols > expected[1]:
+        if schema.cols > expected[1] and (value is None or schema.cols == value.stored_columns):
             view = ColumnSlice(0, expected[1])
             stored = (schema.rows, expected[1])
         if stored != expected:

@@ -16,6 +16,7 @@ from larql.format.moe.manifest import (
     RouterInput,
     Storage,
     TopK,
+    Transforms,
 )
 
 __all__ = ["ROUTED_BANK", "bank_files_of", "manifest_of"]
@@ -106,8 +107,12 @@ def _layer(index: int, mixer: RoutedFfn, key: str) -> MoeLayer:
             programme=bank.programme,
             storage=key,
             dims=Dims(bank.hidden, bank.width, bank.hidden),
+            input_space="hidden" if mixer.latent is None else "latent",
             fused_rows=bank.fused_rows,
         ),
+        transforms=None
+        if mixer.latent is None
+        else Transforms(mixer.latent.into.weight, mixer.latent.back.weight),
         routed_output_norm=None if mixer.post_norm is None else mixer.post_norm.weight,
         # Experts that every position passes through are dense, and stand in the graph alone.
         combine="replace" if mixer.shared is None and not mixer.weighted else "add",

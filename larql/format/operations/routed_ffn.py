@@ -18,7 +18,7 @@ from larql.format.operations.dense_ffn import Activation, DenseFfn
 from larql.format.operations.linear import Linear, Norm
 from larql.format.operations.states import StateSpec
 
-__all__ = ["ExpertBank", "ExpertGroups", "RoutedFfn", "Router", "SharedExperts"]
+__all__ = ["ExpertBank", "ExpertGroups", "LatentSpace", "RoutedFfn", "Router", "SharedExperts"]
 
 
 @dataclass(frozen=True)
@@ -191,7 +191,7 @@ class ExpertBank:
     slope, up_offset : float
     """
 
-    programme: Literal["gated-mlp-v1", "gpt-oss-expert-v1"]
+    programme: Literal["gated-mlp-v1", "gpt-oss-expert-v1", "latent-moe-v1"]
     experts: int
     hidden: int
     width: int
@@ -257,13 +257,29 @@ class SharedExperts:
 
 
 @dataclass(frozen=True)
+class LatentSpace:
+    """A narrower space that the chosen experts of a layer work in.
+
+    Attributes
+    ----------
+    into : Linear
+        ``[width, hidden]``, of what they read.
+    back : Linear
+        ``[hidden, width]``, of what they give in sum.
+    """
+
+    into: Linear
+    back: Linear
+
+
+@dataclass(frozen=True)
 class RoutedFfn:
     """``sum_j weight_j expert_j(x) + shared(x)`` over the chosen experts ``j``.
 
     Terms are added in the order of the selection, the shared experts' last. ``norm`` is of what the
     chosen experts read, ``post_norm`` of what they give in sum; neither concerns the router or the
-    shared experts. ``weighted`` are shared experts of which each has a sink of the router, and is
-    multiplied by its weight.
+    shared experts, nor does ``latent``, which lies between the two. ``weighted`` are shared experts
+    of which each has a sink of the router, and is multiplied by its weight.
     """
 
     op: ClassVar[str] = "routed_ffn"
@@ -276,13 +292,18 @@ class RoutedFfn:
     norm: Norm | None = None
     post_norm: Norm | None = None
     weighted: tuple[DenseFfn, ...] | None = None
+    latent: LatentSpace | None = None
 
     def contracts(self, layer: int) -> Iterator[OperandContract]:
         """Yield the operands that it reads, in the order in which they are used."""
         yield from self.router.contracts(layer)
         if self.norm is not None:
             yield from self.norm.contracts(layer, "ffn.experts.norm")
+        if self.latent is not None:
+            yield from self.latent.into.contracts(layer, "ffn.experts.latent_in")
         yield from self.bank.contracts(layer, self.router.top)
+        if self.latent is not None:
+            yield from self.latent.back.contracts(layer, "ffn.experts.latent_out")
         if self.post_norm is not None:
             yield from self.post_norm.contracts(layer, "ffn.experts.post_norm")
         if self.shared is not None:
@@ -301,7 +322,13 @@ class RoutedFfn:
 
     def defects(self, hidden: int, where: str) -> Iterator[Defect]:
         """Yield the contradictions among its numbers, for a carrier of ``hidden``."""
-        yield from self.bank.defects(hidden, where)
+        yield from self.bank.defects(self.bank.hidden if self.latent else hidden, where)
+        if self.latent is not None:
+            width = self.bank.hidden
+            yield from self.latent.into.defects(width, hidden, where, "latent input")
+            yield from self.latent.back.defects(hidden, width, where, "latent output")
+        if (self.bank.programme == "latent-moe-v1") != (self.latent is not None):
+            yield Defect(where, f"programme {self.bank.programme} and transforms contradict")
         yield from self.router.defects(self.bank.experts, hidden, where)
         for number, ffn in enumerate(self.weighted or ()):
             yield from ffn.defects(hidden, f"{where} shared {number}")
@@ -328,6 +355,8 @@ class RoutedFfn:
             f"{bank.activation}, {bank.width} wide",
             self.router.words(),
         ]
+        if self.latent is not None:
+            parts.append(f"latent {bank.hidden}")
         if bank.limit is not None:
             parts.append(f"limit {bank.limit:.9g}")
         if self.shared is not None:

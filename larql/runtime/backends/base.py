@@ -8,7 +8,7 @@ operation is its own affair.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -18,6 +18,7 @@ from larql.format.graph import (
     Block,
     DraftInput,
     Embed,
+    ExpertBank,
     Head,
     LatentAttention,
     PerLayerTable,
@@ -27,6 +28,7 @@ from larql.format.graph import (
 from larql.runtime.operands import StoredBank, StoredOperand
 from larql.runtime.readout import HeadReadout
 from larql.runtime.regions import KvRegion, Region
+from larql.runtime.routes import BoundExperts, ExpertRoute, LeftOutNotes
 from larql.runtime.state import State
 
 if TYPE_CHECKING:
@@ -83,14 +85,29 @@ class Backend(ABC):
         """
 
     @abstractmethod
-    def bind_bank(self, bank: StoredBank) -> None:
-        """Take an operand that has an entry for each expert; the stored bytes stay mapped.
+    def bind_experts(self, bank: ExpertBank, operands: Mapping[str, StoredBank]) -> BoundExperts:
+        """Bind a bank of experts; the stored bytes stay mapped.
+
+        Parameters
+        ----------
+        bank : ExpertBank
+        operands : mapping
+            The bank's operands by name; experts of which a region is missing are not resident.
+
+        Returns
+        -------
+        BoundExperts
+            The route to them, which is not taken before :meth:`take_route` is told of it.
 
         Raises
         ------
         UnsupportedRefusal
-            If the backend has no code for the operand's encoding.
+            If the backend has no code for an operand's encoding.
         """
+
+    @abstractmethod
+    def take_route(self, bank: ExpertBank, route: ExpertRoute) -> None:
+        """Reach a bank's experts by a route from now on."""
 
     @abstractmethod
     def region(self, spec: StateSpec, context: int, block: int) -> Region:
@@ -138,6 +155,7 @@ class Backend(ABC):
         start: int,
         taps: BlockTaps | None = None,
         tokens: LayerInputs | None = None,
+        notes: LeftOutNotes | None = None,
     ) -> Carrier:
         """Run one block and add its output to the carrier.
 
@@ -155,6 +173,8 @@ class Backend(ABC):
             Where an observer wants what the block computes on its way.
         tokens : LayerInputs or None
             What the tokens give to the layer, where the component has a table for that.
+        notes : LeftOutNotes or None
+            Where positions that go without their experts are noted; None: they are refused.
 
         Returns
         -------

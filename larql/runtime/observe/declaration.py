@@ -116,7 +116,8 @@ def _identity(
         },
     }
     return {
-        **{name: provenance[name] for name in (*taken, "rope_list") if name in provenance},
+        **{n: provenance[n] for n in (*taken, "rope_list", "experts") if n in provenance},
+        **({} if run.left_out is None else {"refusals": "best-effort"}),
         "generate": extent.generate,
         "end_of_text_ids": list(extent.end_ids),
         "top": extent.top,

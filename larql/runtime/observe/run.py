@@ -19,6 +19,7 @@ from larql.runtime.observe.events import End, Event, EventSink, PositionDone, Re
 from larql.runtime.observe.observation import Observation
 from larql.runtime.observe.record import Receipt, RecordWriter
 from larql.runtime.plan import check_tokens
+from larql.runtime.routes import told
 from larql.runtime.run import Run
 from larql.runtime.sampling import greedy, top_tokens
 from larql.runtime.session import Session
@@ -122,7 +123,7 @@ def observe(
     check_tokens(extent.tokens, run.prepared.plan.component.embed.vocab)
     tee = _Tee()
     observation = Observation(run.prepared, declaration, tee)
-    session = Session(run.prepared, context, run.options.chunk, observation)
+    session = run.session(context, observation)
     path, stream = (None, None) if record is None else record()
     writer = RecordWriter(header, stream, path)
     tee.sinks = (writer, *sinks)
@@ -138,7 +139,11 @@ def observe(
             complete=complete,
             readers={reader.name: dict(reader.receipt()) for reader in declaration.readers},
             fired=observation.fired,
-            environment={**environment(), **run.prepared.backend.environment()},
+            environment={
+                **environment(),
+                **run.prepared.backend.environment(),
+                **({} if run.left_out is None else {"best_effort": told(run.left_out)}),
+            },
         )
     return Observed(header, receipt, generated, observation.captured, row)
 

@@ -14,17 +14,19 @@ from larql.errors import UnsupportedRefusal
 from larql.format.codec import decode
 from larql.format.graph import Linear, Norm, Rope
 from larql.kernels.attention import padded_profiles
+from larql.kernels.chosen import Alike, chosen_products
 from larql.kernels.elementwise import add_row
 from larql.kernels.encodings import BLOCKS
 from larql.kernels.norm import layer_norm, rms_norm
-from larql.kernels.parts import Part
+from larql.kernels.parts import WHOLE, Part
 from larql.kernels.product import products
 from larql.kernels.product_q8 import products_q8, takes_integers
 from larql.kernels.rounding import Empty, QuantizedRows, quantize_rows
 from larql.runtime.backends.workspace import Workspace
 from larql.runtime.operands import StoredBank, StoredOperand
+from larql.runtime.routes import ExpertRoute
 
-__all__ = ["Arithmetic", "Calls", "Float32", "Rotation", "Vectors"]
+__all__ = ["Arithmetic", "Calls", "Float32", "Rotation", "Vectors", "decoded"]
 
 Float32 = npt.NDArray[np.float32]
 
@@ -80,10 +82,8 @@ class Arithmetic:
         Bound operands by name.
     vectors : mapping
         Those of one axis, decoded: float32 ``[n]``.
-    banks : mapping
-        Bound operands that have an entry for each expert, by name.
-    bank_vectors : mapping
-        Those of them that are vectors, decoded: float32 ``[experts, n]``.
+    routes : mapping
+        The way to the experts of each bank, by the name of its down operand.
     frequencies : mapping
         Radians per position of each pair that a rope turns, float64, once they are known.
     """
@@ -92,8 +92,7 @@ class Arithmetic:
         self.activations = activations
         self.operands: dict[str, StoredOperand] = {}
         self.vectors: dict[str, Float32] = {}
-        self.banks: dict[str, StoredBank] = {}
-        self.bank_vectors: dict[str, Float32] = {}
+        self.routes: dict[str, ExpertRoute] = {}
         self.frequencies: dict[Rope, npt.NDArray[np.float64]] = {}
         self._columns: dict[str, Float32] = {}
         self._profiles: dict[str, Float32] = {}
@@ -105,12 +104,19 @@ class Arithmetic:
         Raises
         ------
         UnsupportedRefusal
-            Naming operand and encoding.
+            Naming operand and encoding, or blocks that its last columns share with padding.
         """
         if operand.encoding.name not in BLOCKS:
             raise UnsupportedRefusal(
                 f"operand {operand.name}: no production kernel for {operand.encoding.name}; run "
                 f"with --backend reference"
+            )
+        padded = operand.stored_columns is not None and operand.encoding.is_block
+        if padded and operand.shape[-1] % WHOLE:
+            raise UnsupportedRefusal(
+                f"operand {operand.name}: {operand.shape[-1]} of {operand.stored_columns} stored "
+                f"columns are no multiple of {WHOLE}, so no production kernel keeps the padding "
+                f"out; run with --backend reference"
             )
 
     def bind(self, operand: StoredOperand) -> None:
@@ -124,21 +130,7 @@ class Arithmetic:
         self.check(operand)
         self.operands[operand.name] = operand
         if len(operand.shape) == 1:
-            self.vectors[operand.name] = _decoded(operand)
-
-    def bind_bank(self, bank: StoredBank) -> None:
-        """Keep the matrices of experts as mapped bytes, and their vectors decoded.
-
-        Raises
-        ------
-        UnsupportedRefusal
-            If there is no kernel for their encoding.
-        """
-        self.check(bank)
-        self.banks[bank.name] = bank
-        if len(bank.shape) == 2:
-            vectors = [_decoded(bank.entry(expert)) for expert in range(bank.shape[0])]
-            self.bank_vectors[bank.name] = np.stack(vectors)
+            self.vectors[operand.name] = decoded(operand)
 
     @property
     def calls(self) -> Calls:
@@ -210,13 +202,37 @@ class Arithmetic:
             encoding = operand.encoding.name
             integers = self.activations == "q8" and takes_integers(encoding, columns)
             parts = rounded if integers else exact
-            parts.append(Part(operand.data, encoding, rows, columns, out))
+            stored = operand.stored_columns
+            parts.append(Part(operand.data, encoding, rows, columns, out, stored))
             made.append(out)
         if exact:
             products(exact, x.exact)
         if rounded:
             products_q8(rounded, x.rounded)
         return made
+
+    def chosen(
+        self,
+        sides: Sequence[Alike],
+        chosen: npt.NDArray[np.int64],
+        x: Float32,
+        outs: Sequence[Float32],
+    ) -> None:
+        """Multiply chosen matrices of each side with one vector for all, or one for each."""
+        rounded: QuantizedRows | None = None
+        for integers in (False, True):
+            some = [
+                (side, out)
+                for side, out in zip(sides, outs, strict=True)
+                if integers == (self.activations == "q8" and side.takes_integers)
+            ]
+            if not some:
+                continue
+            if integers:
+                rounded = quantize_rows(x, self.memory.take, apart=True)
+            chosen_products(
+                [side for side, _ in some], chosen, rounded or x, [out for _, out in some]
+            )
 
     def linears(self, linears: Sequence[Linear], x: Vectors) -> list[Float32]:
         """Return projections of the same vectors, their biases added."""
@@ -245,6 +261,7 @@ class Arithmetic:
         return out
 
 
-def _decoded(operand: StoredOperand) -> Float32:
-    """Return a vector as float32, exactly."""
-    return np.ascontiguousarray(decode(operand.encoding, operand.data, operand.shape[0]))
+def decoded(operand: StoredOperand) -> Float32:
+    """Return a vector as float32, exactly, without its padding."""
+    stored = decode(operand.encoding, operand.data, operand.stored_columns or operand.shape[0])
+    return np.ascontiguousarray(stored[: operand.shape[0]])

@@ -11,7 +11,7 @@ This module imports the kernels, whose environment must be settled before: see
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -22,6 +22,7 @@ from larql.format.graph import (
     ConvolutionRows,
     DraftInput,
     Embed,
+    ExpertBank,
     Head,
     LatentAttention,
     LatentRows,
@@ -43,6 +44,7 @@ from larql.kernels.vector import LANES
 from larql.runtime.backends.base import KV_NUMERICS, Backend, Carrier
 from larql.runtime.backends.pattern import attention_weights
 from larql.runtime.backends.production.arithmetic import Arithmetic, Calls, Vectors
+from larql.runtime.backends.production.experts import Experts
 from larql.runtime.backends.production.mixers import mix
 from larql.runtime.backends.production.recurrence import convolved, whole
 from larql.runtime.backends.step_program import StepProgram
@@ -51,6 +53,7 @@ from larql.runtime.operands import StoredBank, StoredOperand
 from larql.runtime.plan import Plan
 from larql.runtime.readout import HeadReadout
 from larql.runtime.regions import KvRegion, Region, needed_rows
+from larql.runtime.routes import ExpertRoute, LeftOutNotes
 from larql.runtime.state import State
 from larql.runtime.taps import BlockTaps
 from larql.runtime.token_inputs import LayerInputs
@@ -107,9 +110,13 @@ class ProductionBackend(Backend):
         """Keep a matrix as mapped bytes, and a vector decoded."""
         self._arithmetic.bind(operand)
 
-    def bind_bank(self, bank: StoredBank) -> None:
-        """Keep the mapped bytes of all experts."""
-        self._arithmetic.bind_bank(bank)
+    def bind_experts(self, bank: ExpertBank, operands: Mapping[str, StoredBank]) -> Experts:
+        """Keep the mapped bytes of the experts that are here."""
+        return Experts(bank, operands, self._arithmetic)
+
+    def take_route(self, bank: ExpertBank, route: ExpertRoute) -> None:
+        """Reach a bank's experts by a route from now on."""
+        self._arithmetic.routes[bank.down] = route
 
     def region(self, spec: StateSpec, context: int, block: int) -> Region:
         """Make a region in the order in which the kernels read it."""
@@ -166,7 +173,7 @@ class ProductionBackend(Backend):
 
         Which of them a position reads is decided between kernels.
         """
-        return count <= _RECORDED and not self._arithmetic.banks
+        return count <= _RECORDED and not self._arithmetic.routes
 
     def advance(
         self, walk: Callable[[Carrier], Carrier], plan: Plan, state: State, carrier: Carrier
@@ -203,12 +210,13 @@ class ProductionBackend(Backend):
         start: int,
         taps: BlockTaps | None = None,
         tokens: LayerInputs | None = None,
+        notes: LeftOutNotes | None = None,
     ) -> Carrier:
         """Run one block and add its output."""
         self._arithmetic.memory.restart()
         inputs = self._arithmetic.norm(block.norm, carrier)
         inner = regions if block.conv is None else regions[:-1]
-        delta = mix(block.mixer, inputs, inner, start, taps, self._arithmetic, tokens)
+        delta = mix(block.mixer, inputs, inner, start, taps, self._arithmetic, tokens, notes)
         if block.conv is not None:
             (rows,) = whole(regions[-1:])
             (delta,) = convolved([(block.conv, rows, delta)], self._arithmetic)

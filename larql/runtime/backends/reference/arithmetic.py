@@ -10,7 +10,8 @@ import numpy.typing as npt
 from larql.format.codec import decode, take_rows
 from larql.format.encoding import SLAB_ROWS
 from larql.format.graph import Linear, Norm
-from larql.runtime.operands import StoredBank, StoredOperand
+from larql.runtime.operands import StoredOperand
+from larql.runtime.routes import ExpertRoute
 
 __all__ = ["Arithmetic", "Float64"]
 
@@ -20,23 +21,21 @@ _BLOCK_ELEMENTS = 1 << 20
 
 
 class Arithmetic:
-    """Products and norms with operands that are decoded when they are used."""
+    """Products and norms with operands that are decoded when they are used.
+
+    Attributes
+    ----------
+    routes : mapping
+        The way to the experts of each bank, by the name of its down operand.
+    """
 
     def __init__(self) -> None:
         self._operands: dict[str, StoredOperand] = {}
-        self._banks: dict[str, StoredBank] = {}
+        self.routes: dict[str, ExpertRoute] = {}
 
     def bind(self, operand: StoredOperand) -> None:
         """Keep the operand's mapped bytes."""
         self._operands[operand.name] = operand
-
-    def bind_bank(self, bank: StoredBank) -> None:
-        """Keep the mapped bytes of all experts."""
-        self._banks[bank.name] = bank
-
-    def expert(self, name: str, expert: int) -> StoredOperand:
-        """Return one expert's entry of an operand."""
-        return self._banks[name].entry(expert)
 
     def rows(self, name: str, ids: npt.NDArray[np.int64]) -> Float64:
         """Return some rows of a matrix, ``[n, columns]``."""
@@ -52,17 +51,22 @@ class Arithmetic:
 
     def vector_of(self, operand: StoredOperand) -> Float64:
         """Return an operand that is a vector, ``[n]``."""
-        return decode(operand.encoding, operand.data, operand.shape[-1]).astype(np.float64)
+        return self._logical(operand, operand.data)
+
+    def _logical(self, operand: StoredOperand, stored: npt.NDArray[np.uint8]) -> Float64:
+        """Return the elements of stored rows; padding is behind the view and is never seen."""
+        columns = operand.shape[-1]
+        values = decode(operand.encoding, stored, operand.stored_columns or columns)
+        return values[..., :columns].astype(np.float64)
 
     def _row_blocks(self, operand: StoredOperand) -> Iterator[tuple[int, Float64]]:
         """Yield first row and decoded rows of a matrix, a block at a time."""
         rows, columns = operand.shape
-        stored = operand.data.reshape(rows, operand.encoding.row_bytes(columns))
+        stored = operand.data.reshape(rows, operand.row_bytes)
         # The same rows at a time whether packed or not: a product's order may hang on it.
         step = SLAB_ROWS * max(1, _BLOCK_ELEMENTS // (SLAB_ROWS * columns))
         for first in range(0, rows, step):
-            block = decode(operand.encoding, stored[first : first + step], columns)
-            yield first, block.astype(np.float64)
+            yield first, self._logical(operand, stored[first : first + step])
 
     def product(self, name: str, vectors: list[Float64]) -> list[Float64]:
         """Return a matrix times each vector."""

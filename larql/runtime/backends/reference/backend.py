@@ -8,7 +8,7 @@ advanced together.
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -17,6 +17,7 @@ from larql.format.graph import (
     Block,
     DraftInput,
     Embed,
+    ExpertBank,
     Head,
     KvRows,
     LatentAttention,
@@ -27,6 +28,7 @@ from larql.format.graph import (
 )
 from larql.runtime.backends.base import KV_NUMERICS, Backend, Carrier
 from larql.runtime.backends.reference.arithmetic import Arithmetic
+from larql.runtime.backends.reference.experts import Experts
 from larql.runtime.backends.reference.mixers import mix
 from larql.runtime.backends.reference.recurrence import convolved, whole
 from larql.runtime.backends.reference.softmax_attention import biases, head_weights, seen
@@ -34,6 +36,7 @@ from larql.runtime.latent_region import LatentRegion, as_keys_and_values
 from larql.runtime.operands import StoredBank, StoredOperand
 from larql.runtime.readout import HeadReadout
 from larql.runtime.regions import KvRegion, Region, RowRegion
+from larql.runtime.routes import ExpertRoute, LeftOutNotes
 from larql.runtime.taps import BlockTaps
 from larql.runtime.token_inputs import LayerInputs
 from larql.runtime.whole_regions import WholeRegion
@@ -72,9 +75,13 @@ class ReferenceBackend(Backend):
         """Keep the operand's mapped bytes; they are decoded when they are used."""
         self._arithmetic.bind(operand)
 
-    def bind_bank(self, bank: StoredBank) -> None:
-        """Keep the mapped bytes of all experts."""
-        self._arithmetic.bind_bank(bank)
+    def bind_experts(self, bank: ExpertBank, operands: Mapping[str, StoredBank]) -> Experts:
+        """Keep the mapped bytes of the experts that are here."""
+        return Experts(bank, operands, self._arithmetic)
+
+    def take_route(self, bank: ExpertBank, route: ExpertRoute) -> None:
+        """Reach a bank's experts by a route from now on."""
+        self._arithmetic.routes[bank.down] = route
 
     def region(self, spec: StateSpec, context: int, block: int) -> Region:
         """Make a region of float64 numbers; keys and values may be rounded to binary16."""
@@ -120,11 +127,12 @@ class ReferenceBackend(Backend):
         start: int,
         taps: BlockTaps | None = None,
         tokens: LayerInputs | None = None,
+        notes: LeftOutNotes | None = None,
     ) -> Carrier:
         """Run one block and add its output."""
         inputs = [self._arithmetic.norm(block.norm, row) for row in carrier.astype(np.float64)]
         inner = regions if block.conv is None else regions[:-1]
-        outputs = mix(block.mixer, inputs, inner, start, taps, self._arithmetic, tokens)
+        outputs = mix(block.mixer, inputs, inner, start, taps, self._arithmetic, tokens, notes)
         if block.conv is not None:
             (rows,) = whole(regions[-1:])
             outputs = convolved(block.conv, outputs, rows, self._arithmetic)

@@ -27,6 +27,7 @@ from larql.runtime.backends.reference.short_convolution import short_convolution
 from larql.runtime.backends.reference.softmax_attention import softmax_attention
 from larql.runtime.backends.reference.ssm import ssm
 from larql.runtime.regions import Region
+from larql.runtime.routes import LeftOutNotes
 from larql.runtime.taps import BlockTaps
 from larql.runtime.token_inputs import LayerInputs
 
@@ -41,6 +42,7 @@ def mix(
     taps: BlockTaps | None,
     arithmetic: Arithmetic,
     tokens: LayerInputs | None = None,
+    notes: LeftOutNotes | None = None,
 ) -> list[Float64]:
     """Run an operation for positions ``start, start + 1, …``.
 
@@ -58,6 +60,8 @@ def mix(
         Holds the operands.
     tokens : LayerInputs or None
         What the tokens give to the layer.
+    notes : LeftOutNotes or None
+        Where a best-effort step notes the positions that go without their experts.
 
     Returns
     -------
@@ -79,7 +83,7 @@ def mix(
         case DenseFfn():
             return dense_ffn(mixer, inputs, regions, start, taps, arithmetic)
         case RoutedFfn():
-            return routed_ffn(mixer, inputs, taps, arithmetic)
+            return routed_ffn(mixer, inputs, start, taps, arithmetic, notes)
         case PerLayerEmbedding():
             assert tokens is not None
             return per_layer_embedding(mixer, inputs, tokens, arithmetic)

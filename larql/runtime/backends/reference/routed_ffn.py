@@ -1,24 +1,51 @@
-"""Routed experts in float64, one position at a time."""
+"""Routed experts in float64: the router, the sum of what experts give, what comes beside it."""
 
 from __future__ import annotations
+
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
 from larql.errors import BindingDefect
-from larql.format.graph import ExpertBank, RoutedFfn, Router
+from larql.format.graph import RoutedFfn, Router
 from larql.runtime.backends.reference.arithmetic import Arithmetic, Float64
 from larql.runtime.backends.reference.dense_ffn import ACTIVATIONS, dense_ffn
+from larql.runtime.routes import LeftOutNotes, reach
 from larql.runtime.taps import BlockTaps, Routing
 
-__all__ = ["choose", "routed_ffn"]
+__all__ = ["Chosen", "choose", "routed_ffn"]
+
+
+@dataclass(frozen=True, eq=False)
+class Chosen:
+    """What was chosen for one position.
+
+    Attributes
+    ----------
+    scores, ranks : float64 ``[experts]``
+        Softmax or sigmoid of all logits, and what experts are chosen by.
+    experts : int64 ``[top]``
+        In the order of their selection.
+    weights : float64 ``[top]``
+    shared : float64 ``[sinks]``
+        Weights of the sinks.
+    """
+
+    scores: Float64
+    ranks: Float64
+    experts: npt.NDArray[np.int64]
+    weights: Float64
+    shared: Float64
 
 
 def routed_ffn(
     mixer: RoutedFfn,
     inputs: list[Float64],
+    start: int,
     taps: BlockTaps | None,
     arithmetic: Arithmetic,
+    notes: LeftOutNotes | None,
 ) -> list[Float64]:
     """Return the operation's output for each position.
 
@@ -26,31 +53,50 @@ def routed_ffn(
     ------
     BindingDefect
         If a router's scores are not finite.
+    Refusal
+        If a chosen expert cannot be reached, and ``notes`` is None.
     """
+    trace = None if taps is None else taps.experts
     router = mixer.router
     read = [arithmetic.norm(router.norm, x) for x in inputs]
     logits = [row * router.factor for row in arithmetic.linear(router.scores, read)]
     rows = [arithmetic.norm(mixer.norm, x) for x in inputs]
+    if mixer.latent is not None:
+        rows = arithmetic.linear(mixer.latent.into, rows)
     correction = None if router.correction is None else arithmetic.vector(router.correction)
     factors = None if router.expert_scale is None else arithmetic.vector(router.expert_scale)
     overall = 1.0 if router.global_scale is None else arithmetic.vector(router.global_scale)[0]
-    found = [choose(router, row, correction, factors, overall) for row in logits]
-    choices = [(ranks, chosen, weights) for ranks, chosen, weights, _ in found]
-    sinks = [weights for *_, weights in found]
-    wanted: dict[int, list[int]] = {}
-    for t, (_, chosen, _) in enumerate(choices):
-        for expert in chosen:
-            wanted.setdefault(int(expert), []).append(t)
-    made: dict[tuple[int, int], Float64] = {}
-    for expert, positions in wanted.items():
-        given = _expert(mixer.bank, expert, [rows[t] for t in positions], arithmetic)
-        made.update(((t, expert), y) for t, y in zip(positions, given, strict=True))
-    outputs = []
-    for t, (_, chosen, weights) in enumerate(choices):
-        output = np.zeros_like(inputs[t])
-        for expert, weight in zip(chosen, weights, strict=True):
-            output = output + weight * made[t, int(expert)]
-        outputs.append(arithmetic.norm(mixer.post_norm, output))
+    choices, broken = [], []
+    for t, row in enumerate(logits):
+        try:
+            choices.append(choose(router, row, correction, factors, overall))
+        except BindingDefect as defect:
+            broken.append((t, defect))
+            choices.append(_none(router))
+    chosen = np.stack([choice.experts for choice in choices])
+    weights = np.stack([choice.weights for choice in choices])
+    if taps is not None:
+        ranks = np.stack([choice.ranks for choice in choices])
+        taps.routing = Routing(ranks.astype(np.float32), chosen, weights.astype(np.float32))
+    if trace is not None:
+        trace.router_input, trace.expert_input = np.stack(read), np.stack(rows)
+        trace.scores, trace.ranks = np.stack([choice.scores for choice in choices]), ranks
+        trace.shared = None
+        trace.chosen, trace.weights = chosen, weights
+    route = arithmetic.routes[mixer.bank.down]
+    reached = reach(route, np.stack(rows), chosen, broken, start, notes)
+    if trace is not None:
+        trace.gave(reached, len(inputs))
+    outputs = [np.zeros_like(x) for x in inputs]
+    for t, places in zip(reached.kept, reached.places, strict=True):
+        output = np.zeros(mixer.bank.hidden)
+        for place, weight in zip(places, weights[t], strict=True):
+            output = output + weight * reached.rows[place]
+        if mixer.latent is not None:
+            (output,) = arithmetic.linear(mixer.latent.back, [output])
+        outputs[t] = arithmetic.norm(mixer.post_norm, output)
+    if trace is not None:
+        trace.routed = np.stack(outputs)
     if mixer.shared is not None:
         beside = [arithmetic.norm(mixer.shared.norm, x) for x in inputs]
         shared = dense_ffn(mixer.shared.ffn, beside, (), 0, None, arithmetic)
@@ -59,18 +105,24 @@ def routed_ffn(
             pairs = zip(gates, shared, strict=True)
             shared = [ACTIVATIONS["sigmoid"](gate) * output for gate, output in pairs]
         shared = [arithmetic.norm(mixer.shared.post_norm, row) for row in shared]
+        if trace is not None:
+            trace.shared = np.stack(shared)
         outputs = [output + more for output, more in zip(outputs, shared, strict=True)]
     for number, ffn in enumerate(mixer.weighted or ()):
-        beside = dense_ffn(ffn, inputs, (), 0, None, arithmetic)
-        for t, more in enumerate(beside):
-            outputs[t] = outputs[t] + sinks[t][number] * more
-    if taps is not None:
-        taps.routing = Routing(
-            np.stack([ranks for ranks, _, _ in choices]).astype(np.float32),
-            np.stack([chosen for _, chosen, _ in choices]),
-            np.stack([weights for _, _, weights in choices]).astype(np.float32),
-        )
+        found = dense_ffn(ffn, inputs, (), 0, None, arithmetic)
+        beside = [c.shared[number] * more for c, more in zip(choices, found, strict=True)]
+        if trace is not None:
+            trace.add_shared(np.stack(beside))
+        outputs = [output + more for output, more in zip(outputs, beside, strict=True)]
+    if trace is not None:
+        trace.output = np.stack(outputs)
     return outputs
+
+
+def _none(router: Router) -> Chosen:
+    """Return a choice of nothing, for a position that is left out."""
+    none, sinks = np.zeros(router.experts), np.zeros(router.sinks or 0)
+    return Chosen(none, none, np.zeros(router.top, np.int64), np.zeros(router.top), sinks)
 
 
 def choose(
@@ -79,7 +131,7 @@ def choose(
     correction: Float64 | None,
     factors: Float64 | None,
     overall: float = 1.0,
-) -> tuple[Float64, npt.NDArray[np.int64], Float64, Float64]:
+) -> Chosen:
     """Choose experts for one position.
 
     Parameters
@@ -93,9 +145,7 @@ def choose(
 
     Returns
     -------
-    tuple
-        Ranks ``[experts]``, chosen experts ``[top]`` in the order of their selection, their
-        weights ``[top]``, and those of the sinks ``[sinks]``.
+    Chosen
 
     Raises
     ------
@@ -136,39 +186,4 @@ def choose(
     weights, beside = (part * (router.scale * overall) for part in (weights, beside))
     if factors is not None:
         weights = weights * factors[chosen]
-    return ranks, chosen, weights, beside
-
-
-def _expert(
-    bank: ExpertBank, expert: int, inputs: list[Float64], arithmetic: Arithmetic
-) -> list[Float64]:
-    """Return one expert's output for some positions."""
-
-    def product(name: str, vectors: list[Float64]) -> list[Float64]:
-        return arithmetic.product_of(arithmetic.expert(name, expert), vectors)
-
-    def vector(name: str | None) -> Float64 | float:
-        return 0.0 if name is None else arithmetic.vector_of(arithmetic.expert(name, expert))
-
-    if bank.gate_up is None:
-        assert bank.gate is not None and bank.up is not None
-        pairs = list(zip(product(bank.gate, inputs), product(bank.up, inputs), strict=True))
-    else:
-        bias = vector(bank.gate_up_bias)
-        fused = [row + bias for row in product(bank.gate_up, inputs)]
-        if bank.fused_rows == "interleaved":
-            pairs = [(row[0::2], row[1::2]) for row in fused]
-        else:
-            pairs = [(row[: bank.width], row[bank.width :]) for row in fused]
-    inner = []
-    for gate, up in pairs:
-        if bank.limit is not None:
-            gate = np.minimum(gate, bank.limit)
-            up = np.clip(up, -bank.limit, bank.limit)
-        if bank.slope == 1.0:
-            gate = ACTIVATIONS[bank.activation](gate)
-        else:
-            gate = gate * ACTIVATIONS["sigmoid"](bank.slope * gate)
-        inner.append(gate * (up + bank.up_offset))
-    bias = vector(bank.down_bias)
-    return [row + bias for row in product(bank.down, inner)]
+    return Chosen(scores, ranks, chosen, weights, beside)

@@ -1,0 +1,188 @@
+"""The experts of one bank, bound: mapped matrices, and the kernels that run them."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping
+
+import numpy as np
+import numpy.typing as npt
+
+from larql.format.graph import ExpertBank
+from larql.kernels.activation import gate
+from larql.kernels.chosen import Alike
+from larql.kernels.elementwise import add_row
+from larql.kernels.routing import clamped_gate
+from larql.runtime.backends.bound_bank import BoundBank
+from larql.runtime.backends.production.arithmetic import (
+    Arithmetic,
+    Float32,
+    Vectors,
+    decoded,
+)
+from larql.runtime.backends.production.dense_ffn import kernel_kind
+from larql.runtime.operands import StoredBank, StoredOperand
+from larql.runtime.routes import Dispatch, Done, NotApplicable, Refused, Wanted
+
+__all__ = ["Experts"]
+
+
+class Experts:
+    """Runs the experts of one bank in this process.
+
+    Positions that chose the same expert are multiplied together; a product's rows do not depend on
+    how many there are.
+
+    Parameters
+    ----------
+    bank : ExpertBank
+    operands : mapping
+        Its operands by name.
+    arithmetic : Arithmetic
+
+    Raises
+    ------
+    UnsupportedRefusal
+        If there is no kernel for the encoding of an operand, or for how its rows are padded.
+    """
+
+    def __init__(
+        self, bank: ExpertBank, operands: Mapping[str, StoredBank], arithmetic: Arithmetic
+    ) -> None:
+        for operand in operands.values():
+            arithmetic.check(operand)
+        self._bank = bank
+        self._bound = bound = BoundBank(bank, operands)
+        self._arithmetic = arithmetic
+        self._gate_up_bias = _vectors(bound.gate_up_bias)
+        self._down_bias = _vectors(bound.down_bias)
+        self._down = _alike(bound.down)
+        if bound.fused is None:
+            assert bound.gate is not None and bound.up is not None
+            self._sides = [_alike(bound.gate), _alike(bound.up)]
+        elif bank.fused_rows == "interleaved":
+            self._sides = [_alike(bound.fused)]
+        else:
+            width = bank.width
+            halves = slice(0, width), slice(width, None)
+            self._sides = [_alike(bound.fused, half) for half in halves]
+
+    @property
+    def resident(self) -> npt.NDArray[np.bool_]:
+        """Which experts of the population are here, bool ``[experts]``."""
+        return self._bound.resident
+
+    def dispatch(self, wanted: Wanted) -> Dispatch:
+        """Run the experts that are asked for."""
+        if not len(wanted.experts):
+            return NotApplicable()
+        refusals = self._bound.refusals(wanted.experts)
+        if refusals:
+            return Refused(refusals)
+        if len(wanted.inputs) == 1:
+            return self._for_one(wanted)
+        return self._for_several(wanted)
+
+    def _for_one(self, wanted: Wanted) -> Done:
+        """Run experts for one position, in the order in which they are asked for.
+
+        Their gates and ups are one job, and so are their downs.
+        """
+        bank, memory, chosen = self._bank, self._arithmetic.memory, wanted.experts
+        count = len(chosen)
+        outs = [memory.take((count, side.rows)) for side in self._sides]
+        self._arithmetic.chosen(self._sides, chosen, wanted.inputs, outs)
+        if len(outs) == 1:
+            (fused,) = outs
+            if self._gate_up_bias is not None:
+                fused += self._gate_up_bias[chosen]
+            gated, up = (np.ascontiguousarray(fused[:, half::2]) for half in (0, 1))
+        else:
+            gated, up = outs
+            if self._gate_up_bias is not None:
+                gated += self._gate_up_bias[chosen, : bank.width]
+                up += self._gate_up_bias[chosen, bank.width :]
+        self._activate(gated, up)
+        made = memory.take((count, bank.hidden))
+        self._arithmetic.chosen([self._down], chosen, up, [made])
+        if self._down_bias is not None:
+            made += self._down_bias[chosen]
+        return Done(made, np.arange(count))
+
+    def _for_several(self, wanted: Wanted) -> Done:
+        """Run expert after expert, each for all positions that ask for it."""
+        order = np.argsort(wanted.experts, kind="stable")
+        experts = wanted.experts[order]
+        rows = np.ascontiguousarray(wanted.inputs[wanted.positions[order]])
+        made = self._arithmetic.memory.take((len(order), self._bank.hidden))
+        bounds = [0, *(np.flatnonzero(np.diff(experts)) + 1).tolist(), len(order)]
+        for first, last in itertools.pairwise(bounds):
+            made[first:last] = self._expert(int(experts[first]), rows[first:last])
+        places = np.empty(len(order), np.int64)
+        places[order] = np.arange(len(order))
+        return Done(made, places)
+
+    def _halves(self, expert: int) -> list[StoredOperand]:
+        """Return gate and up of one expert as matrices."""
+        if self._bound.fused is None:
+            assert self._bound.gate is not None and self._bound.up is not None
+            return [self._bound.gate.entry(expert), self._bound.up.entry(expert)]
+        fused, width = self._bound.fused.entry(expert), self._bank.width
+        return [fused.rows_at(slice(0, width)), fused.rows_at(slice(width, None))]
+
+    def _expert(self, expert: int, x: Float32) -> Float32:
+        """Return one expert's output for some rows."""
+        bank = self._bank
+        inputs = self._arithmetic.inputs(x)
+        if bank.fused_rows == "interleaved":
+            gated, up = self._in_turn(expert, inputs)
+        else:
+            gated, up = self._arithmetic.products(self._halves(expert), inputs)
+            if self._gate_up_bias is not None:
+                biases = self._gate_up_bias[expert]
+                add_row(gated, biases[: bank.width])
+                add_row(up, biases[bank.width :])
+        self._activate(gated, up)
+        down = self._bound.down.entry(expert)
+        (out,) = self._arithmetic.products([down], self._arithmetic.inputs(up))
+        if self._down_bias is not None:
+            add_row(out, self._down_bias[expert])
+        return out
+
+    def _in_turn(self, expert: int, inputs: Vectors) -> tuple[Float32, Float32]:
+        """Return gate and up of one expert, whose rows come in turn, biases added."""
+        assert self._bound.fused is not None
+        (fused,) = self._arithmetic.products([self._bound.fused.entry(expert)], inputs)
+        if self._gate_up_bias is not None:
+            add_row(fused, self._gate_up_bias[expert])
+        return np.ascontiguousarray(fused[:, 0::2]), np.ascontiguousarray(fused[:, 1::2])
+
+    def _activate(self, gated: Float32, up: Float32) -> None:
+        """Replace ``up`` by what goes into the down projection."""
+        bank = self._bank
+        if bank.limit is None and bank.slope == 1.0 and bank.up_offset == 0.0:
+            gate(gated, up, kernel_kind(bank.activation), up)
+        else:
+            limit = np.inf if bank.limit is None else bank.limit
+            clamped_gate(gated, up, limit=limit, slope=bank.slope, offset=bank.up_offset)
+
+
+def _alike(bank: StoredBank, rows: slice | None = None) -> Alike:
+    """Return the matrices of a bank, or some rows of each, for kernels."""
+    resident = [None if data is None else bank.entry(e) for e, data in enumerate(bank.entries)]
+    if rows is not None:
+        resident = [None if entry is None else entry.rows_at(rows) for entry in resident]
+    count, columns = next(entry.shape for entry in resident if entry is not None)
+    entries = [None if entry is None else entry.data for entry in resident]
+    return Alike(entries, bank.encoding.name, count, columns, bank.stored_columns)
+
+
+def _vectors(bank: StoredBank | None) -> Float32 | None:
+    """Return the vectors of a bank, decoded for all experts that are here; zeros for others."""
+    if bank is None:
+        return None
+    made = np.zeros(bank.shape, np.float32)
+    for expert, data in enumerate(bank.entries):
+        if data is not None:
+            made[expert] = decoded(bank.entry(expert))
+    return made

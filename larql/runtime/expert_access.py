@@ -1,0 +1,178 @@
+"""Where the experts of a run come from, and the routes that lead to them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from larql.errors import BindingDefect, ContainerError, UsageError
+from larql.format.container import Container
+from larql.format.graph import ExpertBank, RoutedFfn
+from larql.format.index import Representation
+from larql.runtime.backends.base import Backend
+from larql.runtime.operands import OperandStore, StoredBank
+from larql.runtime.plan import Plan
+from larql.runtime.routes import BoundExperts, ExpertRoute, InProcess, Part, ShardedExperts
+
+__all__ = ["EVERYTHING", "ExpertAccess", "bind_routes"]
+
+
+@dataclass(frozen=True)
+class ExpertAccess:
+    """How a run reaches its experts; by default it has all that are in its own container.
+
+    Attributes
+    ----------
+    shard : (int, int) or None
+        Half-open range of the experts of each bank that are bound from the run's own container.
+    shards : tuple of Container
+        Containers beside it that hold more of the experts.
+    in_process : bool
+        Ask the experts of this process across the boundary that a route to elsewhere has.
+    """
+
+    shard: tuple[int, int] | None = None
+    shards: tuple[Container, ...] = ()
+    in_process: bool = False
+
+    def provenance(self) -> dict[str, object]:
+        """Return what a sidecar says of it; nothing where it is the default."""
+        if self == ExpertAccess():
+            return {}
+        return {
+            "experts": {
+                "shard": None if self.shard is None else list(self.shard),
+                "shards": [shard.fingerprint for shard in self.shards],
+                "in_process": self.in_process,
+            }
+        }
+
+
+EVERYTHING = ExpertAccess()
+"""All experts, from the run's own container."""
+
+
+def bind_routes(
+    plan: Plan,
+    banks: Mapping[str, StoredBank],
+    backend: Backend,
+    access: ExpertAccess,
+    store: OperandStore,
+) -> None:
+    """Bind the banks of a plan, and have the backend reach them as was asked for.
+
+    Parameters
+    ----------
+    plan : Plan
+    banks : mapping
+        Operands that have an entry for each expert, by name.
+    backend : Backend
+    access : ExpertAccess
+    store : OperandStore
+        Of the run's container; counts what shards are read for too.
+
+    Raises
+    ------
+    UsageError
+        If a range of experts leaves a bank, or experts are spoken of where there are none.
+    BindingDefect
+        If a shard's banks are not those of the plan, or two shards hold an expert.
+    UnsupportedRefusal
+        If the backend has no code for an operand's encoding.
+    """
+    routed = [
+        (layer.index, block.mixer)
+        for layer in plan.layers
+        for block in layer.blocks
+        if isinstance(block.mixer, RoutedFfn)
+    ]
+    if not routed and access != EVERYTHING:
+        raise UsageError(
+            f"{store.container.path}: the layers that run have no routed experts; leave --shard, "
+            f"--experts and --route out"
+        )
+    stores = [OperandStore(shard, shard.select(None)) for shard in access.shards]
+    for layer, mixer in routed:
+        bank = mixer.bank
+        own = {name: banks[name] for name in _operands(bank)}
+        if access.shard is not None:
+            first, end = access.shard
+            if end > bank.experts:
+                raise UsageError(
+                    f"--shard {first}:{end}: layer {layer} has experts 0 to {bank.experts - 1}"
+                )
+            own = {name: operand.within(first, end) for name, operand in own.items()}
+        experts = backend.bind_experts(bank, own)
+        route: ExpertRoute = experts
+        if stores:
+            route = _sharded(layer, bank, own, experts, stores, backend, store)
+        backend.take_route(bank, InProcess(route) if access.in_process else route)
+    for other in stores:
+        store.reads += other.reads
+        store.bytes_read += other.bytes_read
+
+
+def _operands(bank: ExpertBank) -> list[str]:
+    names = (
+        bank.gate, bank.up, bank.gate_up, bank.gate_up_bias, bank.down, bank.down_bias
+    )  # fmt: skip
+    return [name for name in names if name is not None]
+
+
+def _sharded(
+    layer: int,
+    bank: ExpertBank,
+    own: Mapping[str, StoredBank],
+    experts: BoundExperts,
+    stores: Sequence[OperandStore],
+    backend: Backend,
+    store: OperandStore,
+) -> ExpertRoute:
+    parts = [Part(str(store.container.path), experts, experts.resident)]
+    for other in stores:
+        found = _of_shard(layer, own, store, other)
+        if found is not None:
+            bound = backend.bind_experts(bank, found)
+            parts.append(Part(str(other.container.path), bound, bound.resident))
+    return ShardedExperts(parts, f"layer {layer}")
+
+
+def _of_shard(
+    layer: int, own: Mapping[str, StoredBank], mine: OperandStore, store: OperandStore
+) -> dict[str, StoredBank] | None:
+    """Map what a shard holds of one bank; None where it has no file of the layer."""
+    shard = store.container
+    files = [
+        file
+        for name in shard.index.segments
+        if shard.index.holds_banks(name)
+        for file in (shard.bank_file(name),)
+        if file.tables.logical_layer == layer
+    ]
+    if not files:
+        return None
+    from larql.format.banks import entry_regions
+
+    found = {}
+    try:
+        for file in files:
+            shard.check_bytes(str(file.path.relative_to(shard.path)))
+        for name, operand in own.items():
+            value = mine.selection.bound[name]
+            _check_same(shard, name, value)
+            regions = entry_regions(files, value)
+            found[name] = store.stored_bank(name, operand.encoding, operand.shape, regions)
+    except ContainerError as error:
+        raise BindingDefect(str(error)) from error
+    return found
+
+
+def _check_same(shard: Container, name: str, value: Representation) -> None:
+    """Refuse a shard of other weights: it states the bytes that its regions were made of."""
+    other = shard.operands.get(name)
+    if other is None or (other.source, other.encoding) != (value.source, value.encoding):
+        found = "nothing" if other is None else f"{other.encoding.name} of {other.source.sha256}"
+        raise BindingDefect(
+            f"{shard.path}: states {found} for operand {name}, expected {value.encoding.name} of "
+            f"{value.source.sha256}; it is not a shard of this model"
+        )
