@@ -51,7 +51,7 @@ Fidelity = Literal[
 ]
 _FIDELITIES: tuple[str, ...] = get_args(Fidelity)
 _AUTHORITIES = ("canonical", "derived")
-_FORMS = ("rows", "columns", "values_and_scales")
+_FORMS = ("rows", "columns", "values_and_scales", "stacked")
 _KNOWN_FIELDS = (
     "version",
     "model",
@@ -93,11 +93,13 @@ class SourceBinding:
     shape : tuple of int or None
         The tensor's own shape; None: the operand's, or that of one entry where ``tensor`` holds
         ``{e}`` for the entry's number.
-    form : {"rows", "columns", "values_and_scales"}
-        Whether the operand's rows are the tensor's rows, its columns in each entry, or blocks that
-        were joined from values and scales.
+    form : {"rows", "columns", "values_and_scales", "stacked"}
+        Whether the operand's rows are the tensor's rows, its columns in each entry, blocks that
+        were joined from values and scales, or in each entry the rows of two tensors.
     scales : str or None
         The tensor of scales, where ``tensor`` is that of values.
+    behind : str or None
+        The tensor whose rows stand behind those of ``tensor`` in each entry.
     extra : mapping
         Fields that this build does not know.
     """
@@ -109,6 +111,7 @@ class SourceBinding:
     shape: tuple[int, ...] | None = None
     form: str = "rows"
     scales: str | None = None
+    behind: str | None = None
     extra: Mapping[str, object] = field(default_factory=dict, compare=False)
 
 
@@ -309,6 +312,8 @@ def _layout_json(source: SourceBinding) -> dict[str, object]:
         document["form"] = source.form
     if source.scales is not None:
         document["scales"] = source.scales
+    if source.behind is not None:
+        document["behind"] = source.behind
     return document
 
 
@@ -410,7 +415,10 @@ def _representation(key: str, reader: JsonObject) -> Representation:
             source.extents("shape") if "shape" in source.document else None,
             _choice(source, "form", _FORMS) if "form" in source.document else "rows",
             source.optional_text("scales"),
-            source.rest("tensor", "encoding", "sha256", "rows", "shape", "form", "scales"),
+            source.optional_text("behind"),
+            source.rest(
+                "tensor", "encoding", "sha256", "rows", "shape", "form", "scales", "behind"
+            ),
         ),
         requested=reader.optional_text("requested"),
         packs=reader.optional_text("packs"),

@@ -38,7 +38,9 @@ _LAYER = {
     "mlp.up_proj": "ffn_up",
     "mlp.gate_up_proj": "ffn_up",
     "mlp.down_proj": "ffn_down",
+    "self_attn.sinks": "attn_sinks",
     "mlp.gate": "ffn_gate_inp",
+    "mlp.router": "ffn_gate_inp",
     "block_sparse_moe.gate": "ffn_gate_inp",
     "mlp.gate.e_score_correction": "exp_probs_b",
     "mlp.shared_experts.gate_proj": "ffn_gate_shexp",
@@ -153,11 +155,30 @@ def _stored(checkpoint: Path) -> dict[str, tuple[str, Array]]:
     return found
 
 
+def _apart(tensors: dict[str, tuple[str, Array]]) -> dict[str, tuple[str, Array]]:
+    """The same with clamped experts' gate and up apart, rows of outputs, and names that end."""
+    found: dict[str, tuple[str, Array]] = {}
+    for name, (dtype, rows) in tensors.items():
+        place, _, part = name.partition(".experts.")
+        if part.startswith(("gate_up_proj", "down_proj")):
+            suffix = "bias" if part.endswith("_bias") else "weight"
+            turned = rows if suffix == "bias" else np.ascontiguousarray(rows.swapaxes(1, 2))
+            if part.startswith("down"):
+                found[f"{place}.experts.down_proj.{suffix}"] = (dtype, turned)
+                continue
+            for first, half in enumerate(("gate_proj", "up_proj")):
+                each = np.ascontiguousarray(turned[:, first::2])
+                found[f"{place}.experts.{half}.{suffix}"] = (dtype, each)
+        else:
+            found[f"{name}.weight" if name.endswith(".sinks") else name] = (dtype, rows)
+    return found
+
+
 def _packed(tensors: dict[str, tuple[str, Array]]) -> dict[str, tuple[str, Array]]:
     """The same with one tensor for all experts of a layer, and biases that end like others."""
     found: dict[str, tuple[str, Array]] = {}
     experts: dict[str, dict[int, Array]] = {}
-    for name, (dtype, rows) in tensors.items():
+    for name, (dtype, rows) in _apart(tensors).items():
         match = _EXPERT.fullmatch(name)
         if match is None:
             found[name.replace("correction_bias", "correction.bias")] = (dtype, rows)

@@ -257,7 +257,7 @@ def test_the_schema_of_the_graph_is_documented() -> None:
 
 def index_example() -> Index:
     entry = FileEntry(1, "0" * 64)
-    source = SourceBinding("w", "f32", "0" * 64, RowSelection.span(0, 1), (1,), "columns", "s")
+    source = SourceBinding("w", "f32", "0" * 64, RowSelection.span(0, 1), (1,), "columns", "s", "b")
     representation = Representation(
         "o/w", "o/w", ENCODINGS["f32"], "source-exact", (1,), "segments/o", "w", source, "q8_0", "o"
     )

@@ -9,6 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from larql.format.container import verify_container
+from larql.format.progress import SilentProgress
+from larql.format.source.checkpoint import open_checkpoint
+from larql.format.source.compare import compare_with_source
 from larql.runtime.run import RunOptions, open_run
 from larql.runtime.session import Session
 from tests.builders.containers import make_container
@@ -21,6 +25,7 @@ from tests.builders.gguf_names import (
     write_as_gguf,
     yarn_keys,
 )
+from tests.builders.hybrids import write_changed
 from tests.oracles.recorded import OWN, load_oracle
 from tests.oracles.test_oracles import BACKENDS, assert_close
 
@@ -51,6 +56,16 @@ def _phi3_tensors(config: Mapping[str, Any]) -> dict[str, list[float]]:
     }
 
 
+GPT_OSS = Conversion(
+    "gpt-oss",
+    names={"post_attention_layernorm": "post_attention_norm"},
+    keys=lambda config: {
+        **yarn_keys(config),
+        **expert_keys(config),
+        "attention.sliding_window": u32(config["sliding_window"]),
+        "expert_feed_forward_length": u32(config["intermediate_size"]),
+    },
+)
 PHI3 = Conversion("phi3", keys=_phi3_keys, tensors=_phi3_tensors)
 CASES = {
     "llama": Conversion("llama", adjacent=True),
@@ -119,6 +134,25 @@ CASES = {
         },
     ),
 }
+
+
+@BACKENDS
+def test_clamped_experts_in_a_gguf_file_are_those_of_the_checkpoint(
+    tmp_path: Path, backend: str
+) -> None:
+    """Files do not say where the activation is cut; the recorded checkpoint cuts it elsewhere."""
+    checkpoint = write_changed(tmp_path / "m", "gpt_oss", swiglu_limit=7.0)
+    path = write_as_gguf(checkpoint, tmp_path / "m.gguf", GPT_OSS)
+    found = []
+    for source in (checkpoint, path):
+        container = make_container(source, tmp_path / f"{source.name}.vindex3")
+        assert verify_container(container, SilentProgress()) == []
+        with open_checkpoint(source) as opened:
+            assert list(compare_with_source(container, opened, SilentProgress())) == []
+        tokens = load_oracle("gpt_oss", OWN).tokens
+        session = Session(open_run(container, RunOptions(backend=backend)).prepared, len(tokens))
+        found.append(session.logits(session.advance(tokens)))
+    assert_close(found[1], found[0])
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -12,7 +12,7 @@ import pytest
 from larql.errors import CompileError
 from larql.format.codec import ENCODINGS, decode, encode
 from larql.format.container import Container, verify_container
-from larql.format.graph import Component, DenseFfn, RoutedFfn
+from larql.format.graph import Component, DenseFfn, RoutedFfn, SoftmaxAttention
 from larql.format.progress import SilentProgress
 from larql.format.source.checkpoint import open_checkpoint
 from larql.format.source.compiler import Compiled, compile_checkpoint
@@ -24,6 +24,7 @@ from tests.builders.gguf import GGML_F32, GGML_Q8_0, Tensor, f32, u32, write_ggu
 HIDDEN, WIDTH, EXPERTS = 64, 32, 3
 TOKENS = [3, 1, 4, 1, 5, 9, 2, 6]
 Tensors = dict[str, Tensor]
+USUAL = ("llama", "qwen3moe", "olmoe")
 KEYS: dict[str, object] = {
     "block_count": u32(2),
     "context_length": u32(64),
@@ -53,7 +54,7 @@ def tensors(architecture: str) -> Tensors:
     add("output_norm.weight", HIDDEN)
     for i in range(2):
         add(f"blk.{i}.attn_norm.weight", HIDDEN)
-        norm = "post_attention_norm" if architecture == "glm4moe" else "ffn_norm"
+        norm = "ffn_norm" if architecture in USUAL else "post_attention_norm"
         add(f"blk.{i}.{norm}.weight", HIDDEN)
         for part, rows in (("q", HIDDEN), ("k", 32), ("v", 32), ("output", HIDDEN)):
             add(f"blk.{i}.attn_{part}.weight", rows, HIDDEN)
@@ -61,6 +62,11 @@ def tensors(architecture: str) -> Tensors:
         add(f"blk.{i}.ffn_gate_exps.weight", EXPERTS, WIDTH, HIDDEN)
         add(f"blk.{i}.ffn_up_exps.weight", EXPERTS, WIDTH, HIDDEN)
         add(f"blk.{i}.ffn_down_exps.weight", EXPERTS, HIDDEN, WIDTH)
+        if architecture == "gpt-oss":
+            add(f"blk.{i}.attn_sinks.weight", 4)
+            add(f"blk.{i}.ffn_gate_inp.bias", EXPERTS)
+            for part, width in (("gate", WIDTH), ("up", WIDTH), ("down", HIDDEN)):
+                add(f"blk.{i}.ffn_{part}_exps.bias", EXPERTS, width)
         if architecture == "qwen3moe":
             add(f"blk.{i}.attn_q_norm.weight", 16)
             add(f"blk.{i}.attn_k_norm.weight", 16)
@@ -218,6 +224,61 @@ def test_forms_of_experts_that_mean_the_same(
     assert np.abs(found[0] - found[1]).max() < 2e-6 * np.abs(found[1]).max()
     if form is _fused:
         assert found[0].tobytes() == found[1].tobytes()
+
+
+def _in_mxfp4(made: Tensors) -> tuple[Tensors, Tensors]:
+    """Random experts of 4 bits, and the values that they stand for."""
+    generator, mxfp4 = np.random.default_rng(6), ENCODINGS["mxfp4"]
+    coded, plain = dict(made), dict(made)
+    for name, (_, shape, _, _) in made.items():
+        if name.endswith("_exps.weight"):
+            stored = generator.integers(0, 256, (shape[0] * shape[1], shape[2] // 32, 17), np.uint8)
+            stored[:, :, 0] = generator.integers(120, 124, stored.shape[:2])
+            rows = stored.reshape(len(stored), -1)
+            values = decode(mxfp4, rows, shape[2]).astype("<f4")
+            coded[name] = (name, shape, mxfp4.ggml_type or 39, rows.tobytes())
+            plain[name] = (name, shape, GGML_F32, values.tobytes())
+    return coded, plain
+
+
+@pytest.mark.parametrize("backend", ["production", "reference"])
+def test_clamped_experts_of_4_bits_are_the_numbers_that_they_stand_for(
+    tmp_path: Path, backend: str
+) -> None:
+    found = []
+    for number, held in enumerate(_in_mxfp4(tensors("gpt-oss"))):
+        at = tmp_path / str(number)
+        at.mkdir()
+        container = make_container(write(at, "gpt-oss", {}, held), at / "c")
+        assert verify_container(container, SilentProgress()) == []
+        stored = container.operands["target.layer.001/experts.gate_up"]
+        assert (stored.source.form, stored.fidelity) == ("stacked", "source-equivalent")
+        assert stored.source.tensor == "blk.1.ffn_gate_exps.weight"
+        assert stored.source.behind == "blk.1.ffn_up_exps.weight"
+        found.append(logits(container, backend))
+    assert stored.encoding.name == "f32"
+    assert np.abs(found[0] - found[1]).max() < 2e-6 * np.abs(found[1]).max()
+
+
+def test_clamped_experts_are_described_by_what_files_leave_out(tmp_path: Path) -> None:
+    found = target(write(tmp_path, "gpt-oss"))
+    bank = routed(found, 0).bank
+    assert (bank.limit, bank.slope, bank.up_offset) == (7.0, 1.702, 1.0)
+    mixers = [layer.blocks[0].mixer for layer in found.layers]
+    assert [m.window for m in mixers if isinstance(m, SoftmaxAttention)] == [128, None]
+
+
+@pytest.mark.parametrize("suffix", ["weight", "bias"])
+def test_clamped_experts_lack_nothing_and_have_one_encoding(tmp_path: Path, suffix: str) -> None:
+    made = tensors("gpt-oss")
+    gone = dict(made)
+    del gone[f"blk.1.ffn_up_exps.{suffix}"]
+    with pytest.raises(CompileError, match=rf"tensor blk\.1\.ffn_up_exps\.{suffix} is missing"):
+        compiled(write(tmp_path, "gpt-oss", {}, gone))
+    name = "blk.0.ffn_up_exps.weight"
+    mixed = {**made, name: _quantised(made)[name]}
+    with pytest.raises(CompileError, match=r"up_exps\.weight is q8_0, expected f32 as blk\.0"):
+        compiled(write(tmp_path, "gpt-oss", {}, mixed))
 
 
 def test_layers_that_draft_are_counted_and_left(tmp_path: Path) -> None:

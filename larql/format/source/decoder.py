@@ -137,6 +137,8 @@ class Decoder:
         As for :meth:`larql.format.source.builder.Builder.head`.
     clip : float or None
         As of :class:`~larql.format.graph.SoftmaxAttention`.
+    sinks : bool
+        Every head has one, in a tensor whose whole name is given for ``attention.sinks``.
     ffn : callable or None
         ``ffn(builder, layer, decoder) -> Mixer``, where it is not :meth:`gated` on all layers.
     """
@@ -160,6 +162,7 @@ class Decoder:
     logit_multiplier: float = 1.0
     tied: bool | None = None
     clip: float | None = None
+    sinks: bool = False
     ffn: Callable[[Builder, int, Decoder], Mixer] | None = None
 
     def component(self, b: Builder) -> Component:
@@ -247,6 +250,7 @@ class Decoder:
             q_norm=norm("q"),
             k_norm=norm("k"),
             clip=self.clip,
+            sinks=b.vector("attention.sinks", i, heads, stored=(heads,)) if self.sinks else None,
             rope=self.layers[i].rope,
         )
 

@@ -6,7 +6,7 @@ apart, or fused; weights as rows of outputs, or turned. What is found decides, n
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -125,10 +125,13 @@ def packed_experts(b: Builder, e: Experts, activation: Activation) -> ExpertBank
 
 
 def clamped_experts(b: Builder, e: Experts, *, limit: float, slope: float) -> ExpertBank:
-    """Describe a bank with biases whose gate and up come in turn.
+    """Describe a bank with biases whose gate and up come in turn, or in tensors of their own.
 
-    Weights are MXFP4 in two tensors, rows of outputs; or floats, columns of outputs.
+    Weights are MXFP4 in two tensors, rows of outputs; or floats, columns of outputs. In tensors of
+    their own, whose names ``e`` gives, gate and up are rows of outputs, and become halves.
     """
+    if f"{e.prefix}.{e.names[0]}.weight" in b.tensors:
+        return _clamped(b, e, _halves(b, e), "contiguous_halves", limit, slope)
     biases = (("gate_up", 2 * e.width), ("down", e.hidden))
     shapes = {"gate_up": (2 * e.width, e.hidden), "down": (e.hidden, e.width)}
     made: dict[str, str] = {}
@@ -142,6 +145,28 @@ def clamped_experts(b: Builder, e: Experts, *, limit: float, slope: float) -> Ex
         made[f"{name}_bias"] = _packed(
             b, e, Role.BIAS, number, f"{name}.bias", f"{name}_proj_bias", (e.count, width)
         )
+    return _clamped(b, e, made, "interleaved", limit, slope)
+
+
+def _halves(b: Builder, e: Experts) -> dict[str, str]:
+    """Bind the regions of clamped experts whose gate and up are tensors of their own."""
+    gate, up, down = e.names
+    return {
+        "gate_up": _stacked(b, e, Role.GATE_UP_FUSED, 0, "gate_up", (gate, up), ".weight"),
+        "down": _packed(b, e, Role.DOWN, 1, "down", down, (e.count, e.hidden, e.width)),
+        "gate_up_bias": _stacked(b, e, Role.BIAS, 2, "gate_up.bias", (gate, up), ".bias"),
+        "down_bias": _packed(b, e, Role.BIAS, 3, "down.bias", f"{down}.bias", (e.count, e.hidden)),
+    }
+
+
+def _clamped(
+    b: Builder,
+    e: Experts,
+    made: Mapping[str, str],
+    rows: Literal["contiguous_halves", "interleaved"],
+    limit: float,
+    slope: float,
+) -> ExpertBank:
     return ExpertBank(
         programme="gpt-oss-expert-v1",
         experts=e.count,
@@ -149,7 +174,7 @@ def clamped_experts(b: Builder, e: Experts, *, limit: float, slope: float) -> Ex
         width=e.width,
         activation="silu",
         gate_up=made["gate_up"],
-        fused_rows="interleaved",
+        fused_rows=rows,
         down=made["down"],
         gate_up_bias=made["gate_up_bias"],
         down_bias=made["down_bias"],
@@ -220,6 +245,35 @@ def _packed(
         for expert in range(e.count)
     ]
     return _bind(b, e, role, number, name, shape, source, pieces)
+
+
+def _stacked(
+    b: Builder,
+    e: Experts,
+    role: Role,
+    number: int,
+    name: str,
+    parts: tuple[str, str],
+    suffix: str,
+) -> str:
+    """Bind a region of which two tensors hold the first rows of all experts and the others."""
+    inner = (e.hidden,) if suffix == ".weight" else ()
+    names = [f"{e.prefix}.{part}{suffix}" for part in parts]
+    for source in names:
+        _check(b, source, (e.count, e.width, *inner))
+    first, second = (b.tensors[source] for source in names)
+    if first.encoding != second.encoding:
+        raise CompileError(
+            f"{b.where}: tensor {second.name} is {second.encoding.name}, expected "
+            f"{first.encoding.name} as {first.name}"
+        )
+    rows = e.width if inner else 1
+    pieces = [
+        Piece((first, second), (RowSelection.span(expert * rows, rows),) * 2, "stacked")
+        for expert in range(e.count)
+    ]
+    shape = (e.count, 2 * e.width, *inner)
+    return _bind(b, e, role, number, name, shape, f"{first.name} + {second.name}", pieces)
 
 
 def _turned(

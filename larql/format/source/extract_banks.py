@@ -57,14 +57,17 @@ def bank_representation(binding: BankBinding, recoding: Recoding, sha256: str) -
 
 def _source(binding: BankBinding, sha256: str) -> SourceBinding:
     first = binding.pieces[0]
-    values, scales = first.sources[0], first.sources[1].name if len(first.sources) > 1 else None
+    values, second = first.sources[0], first.sources[1].name if len(first.sources) > 1 else None
+    scales, behind = (None, second) if first.form == "stacked" else (second, None)
     encoding = binding.encoding.name
     if any(piece.sources != first.sources for piece in binding.pieces):
         # Each entry has tensors of its own, which the name's placeholder tells apart.
         shape = None if values.shape == binding.shape[1:] else values.shape
         return SourceBinding(binding.source, encoding, sha256, None, shape, first.form, scales)
     shape = None if values.shape == binding.shape else values.shape
-    return SourceBinding(values.name, encoding, sha256, _rows(binding), shape, first.form, scales)
+    return SourceBinding(
+        values.name, encoding, sha256, _rows(binding), shape, first.form, scales, behind=behind
+    )
 
 
 def _rows(binding: BankBinding) -> RowSelection | None:

@@ -13,7 +13,7 @@ from larql.format.source.decoder import Decoder
 from larql.format.source.experts import Experts, fused_experts, packed_experts, shared_ffn
 from larql.format.source.names import Naming
 
-__all__ = ["GgufExperts", "gguf_experts"]
+__all__ = ["GGUF_EXPERTS", "GgufExperts", "gguf_experts"]
 
 _PARTS = {
     "ffn.router": "blk.{i}.ffn_gate_inp",
@@ -21,7 +21,8 @@ _PARTS = {
     "ffn.shared.up": "blk.{i}.ffn_up_shexp",
     "ffn.shared.down": "blk.{i}.ffn_down_shexp",
 }
-_NAMES = ("ffn_gate_exps", "ffn_up_exps", "ffn_down_exps")
+GGUF_EXPERTS = ("ffn_gate_exps", "ffn_up_exps", "ffn_down_exps")
+"""Gate, up and down of all experts of a layer."""
 _FUSED = "ffn_gate_up_exps"
 _SCORES = {1: "softmax", 2: "sigmoid"}
 
@@ -67,7 +68,7 @@ class GgufExperts:
         if i < self.dense or (router not in b.tensors and f"blk.{i}.ffn_gate.weight" in b.tensors):
             return decoder.gated(b, i)
         hidden, activation = decoder.basics.hidden, decoder.activation
-        experts = Experts(i, f"blk.{i}", self.count, hidden, self.width, _NAMES)
+        experts = Experts(i, f"blk.{i}", self.count, hidden, self.width, GGUF_EXPERTS)
         correction = f"blk.{i}.exp_probs_b.bias"
         shared = None
         if self.shared:
@@ -86,7 +87,7 @@ class GgufExperts:
                 correction=correction if correction in b.tensors else None,
                 scale=self.scale,
             ),
-            fused_experts(b, experts, activation, _FUSED, _NAMES[2])
+            fused_experts(b, experts, activation, _FUSED, GGUF_EXPERTS[2])
             if f"blk.{i}.{_FUSED}.weight" in b.tensors
             else packed_experts(b, experts, activation),
             shared,

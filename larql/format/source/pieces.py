@@ -25,18 +25,19 @@ class Piece:
     Attributes
     ----------
     sources : tuple of SourceTensor
-        One, or of a pair the values and their scales.
+        One; or the values and their scales; or two whose rows are one region.
     rows : tuple of RowSelection
         The rows of each that belong to the expert.
-    form : {"rows", "columns", "values_and_scales"}
+    form : {"rows", "columns", "values_and_scales", "stacked"}
         ``rows``: the region's rows as they are. ``columns``: the region's rows are the tensor's
         columns, which are turned. ``values_and_scales``: MXFP4 nibbles and scales in two tensors,
-        which are joined to blocks.
+        which are joined to blocks. ``stacked``: the rows of the second tensor stand behind those of
+        the first; of vectors, the numbers.
     """
 
     sources: tuple[SourceTensor, ...]
     rows: tuple[RowSelection, ...]
-    form: Literal["rows", "columns", "values_and_scales"] = "rows"
+    form: Literal["rows", "columns", "values_and_scales", "stacked"] = "rows"
 
     @property
     def encoding(self) -> Encoding:
@@ -143,12 +144,13 @@ def piece_chunks(
     EncodingError
         If they are no MXFP4, naming the tensor.
     """
-    if piece.form == "rows":
-        row_bytes = piece.encoding.row_bytes(columns)
-        size = max(1, _CHUNK // row_bytes) * row_bytes
-        for chunk in checkpoint.chunks(piece.sources[0].name, size, piece.rows[0]):
-            told(chunk)
-            yield chunk
+    if piece.form in ("rows", "stacked"):
+        for source, selection in zip(piece.sources, piece.rows, strict=True):
+            row_bytes = source.encoding.row_bytes(source.shape[-1])
+            size = max(1, _CHUNK // row_bytes) * row_bytes
+            for chunk in checkpoint.chunks(source.name, size, selection):
+                told(chunk)
+                yield chunk
         return
     import numpy as np
 

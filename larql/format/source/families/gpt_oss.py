@@ -1,6 +1,7 @@
 """GPT-OSS: sinks in every softmax, every other layer windowed, every layer routed.
 
-Experts have biases and a clamped activation; their numbers may be MXFP4.
+Experts have biases and a clamped activation; their numbers may be MXFP4. GGUF files keep gate and
+up apart, and say neither where the activation is cut nor which layers have the window.
 """
 
 from __future__ import annotations
@@ -12,16 +13,23 @@ from larql.format.graph import Component, Mixer, RopeScaling, RoutedFfn
 from larql.format.source import routed
 from larql.format.source.builder import Builder, Family, HeadGeometry
 from larql.format.source.config import ConfigReader
+from larql.format.source.decoder import Attention, Decoder, gguf_basics
 from larql.format.source.experts import Experts, clamped_experts
+from larql.format.source.gguf_experts import GGUF_EXPERTS, gguf_experts
 from larql.format.source.keys import common_hugging_face_keys, layer_kinds
-from larql.format.source.names import hugging_face_naming
-from larql.format.source.rope import RopeSettings, hugging_face_rope
+from larql.format.source.names import Naming, hugging_face_naming
+from larql.format.source.rope import RopeSettings, gguf_rope, hugging_face_rope
 from larql.format.source.stretching import yarn_magnitude
 
 __all__ = ["FAMILY"]
 
 _FULL, _SLIDING = "full_attention", "sliding_attention"
 _THETA, _FACTOR, _ORIGINAL = 150000.0, 32.0, 4096
+_LIMIT, _SLOPE = 7.0, 1.702
+_GGUF_PARTS = {
+    "attention.sinks": "blk.{i}.attn_sinks.weight",
+    "ffn.norm": "blk.{i}.post_attention_norm",
+}
 
 
 def _hugging_face(b: Builder) -> Component:
@@ -51,7 +59,7 @@ def _hugging_face(b: Builder) -> Component:
     bias = config.flag("attention_bias", True)
     width = config.count("intermediate_size", 2880)
     experts = config.count("num_local_experts", 128)
-    limit, slope = config.number("swiglu_limit", 7.0), config.number("swiglu_alpha", 1.702)
+    limit, slope = config.number("swiglu_limit", _LIMIT), config.number("swiglu_alpha", _SLOPE)
     top = routed.top_of(config, experts, 4)
     config.neutral("experts_per_token", top)
 
@@ -111,9 +119,41 @@ def _original(config: ConfigReader) -> list[int]:
     return [reader.count(key) for reader in readers if reader is not None and reader.has(key)]
 
 
+def _gguf(b: Builder) -> Component:
+    basics = gguf_basics(b)
+    head_dim = basics.geometry.head_dim
+    b.config.neutral("rope.dimension_count", head_dim)
+    window = b.config.count("attention.sliding_window", 128)
+    numbers = gguf_experts(b, basics.ffn, renormalises=True)
+    b.naming = Naming({**b.naming.parts, **_GGUF_PARTS})
+    rope = gguf_rope(b.config, _THETA).rope(head_dim)
+    if rope.scaling is not None and rope.scaling.kind == "yarn":
+        # Files do not say that the ramp's ends are no whole numbers here.
+        rope = replace(rope, scaling=replace(rope.scaling, truncate=False))
+
+    def ffn(b: Builder, i: int, decoder: Decoder) -> Mixer:
+        hidden, count = basics.hidden, numbers.count
+        experts = Experts(i, f"blk.{i}", count, hidden, numbers.width, GGUF_EXPERTS)
+        return RoutedFfn(
+            routed.router(
+                b, i, hidden, count, score="softmax", top=numbers.top, renormalise=True, bias=True
+            ),
+            clamped_experts(b, experts, limit=_LIMIT, slope=_SLOPE),
+        )
+
+    return Decoder(
+        basics=basics,
+        layers=tuple(Attention(None if i % 2 else window, rope) for i in range(basics.layers)),
+        scale=1.0 / math.sqrt(head_dim),
+        sinks=True,
+        ffn=ffn,
+    ).component(b)
+
+
 FAMILY = Family(
     name="gpt_oss",
     model_types=("gpt_oss",),
-    architectures=(),
+    architectures=("gpt-oss",),
     hugging_face=_hugging_face,
+    gguf=_gguf,
 )
