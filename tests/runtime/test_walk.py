@@ -183,6 +183,21 @@ def test_a_token_asks_with_its_scaled_embedding(containers: dict[str, Container]
         same(bank, gates(source)[bank.bank] @ x)
 
 
+def test_a_normed_embedding_and_a_padded_head_are_a_run_s(tmp_path: Path) -> None:
+    """93 logits of 96 rows: features write no token that the model cannot make."""
+    container = make_container(ORACLES / "inkling-published" / "checkpoint", tmp_path / "c")
+    run = open_run(container, RunOptions(backend="production"))
+    embed = run.prepared.plan.component.embed
+    found = ask(container, tokens=[3, 95], writes=93)
+    asked = run.prepared.backend.embed(embed, np.array([95], np.int64))[0]
+    assert found.query.one is not None and found.query.one.tobytes() == asked.tobytes()
+    assert set(found.query.consumed) == {
+        "target.embedding/weight", "target.norms/embedding_norm.weight"
+    }  # fmt: skip
+    written = {t for bank in found.banks for hit in bank.hits for t, _ in hit.tokens}
+    assert written == set(range(93))
+
+
 @pytest.mark.parametrize("name", ["llama", "separate"])
 def test_of_a_run_each_bank_is_asked_with_what_it_reads(
     name: str, container: Callable[[str], Container]

@@ -107,7 +107,7 @@ def vector_query(vector: Float32, hidden: int, where: str) -> Query:
 def embedding_query(
     arithmetic: Arithmetic, store: OperandStore, component: Component, tokens: Sequence[int]
 ) -> Query:
-    """Return the embedding of the last token, scaled as a run scales it.
+    """Return the embedding of the last token, scaled and normed as a run does it.
 
     Raises
     ------
@@ -126,7 +126,14 @@ def embedding_query(
     out = np.empty((1, embed.width), np.float32)
     ids = np.array(tokens[-1:], np.int64)
     gather(found.data, found.encoding.name, embed.vocab, embed.width, ids, embed.scale, out)
-    return Query("embedding", tuple(tokens), out[0], {}, (embed.weight,))
+    consumed = [embed.weight]
+    if embed.norm is not None and embed.norm.weight is not None:
+        weight = store.fetch(embed.norm.weight, (embed.width,))
+        assert isinstance(weight, StoredOperand)
+        arithmetic.bind(weight)
+        consumed.append(embed.norm.weight)
+    out = arithmetic.norm(embed.norm, out, np.empty)
+    return Query("embedding", tuple(tokens), out[0], {}, tuple(consumed))
 
 
 class _Carriers:

@@ -301,7 +301,8 @@ def _with_tokens(
             without.append(target.name)
             columns.append(np.empty((0, head.width), np.float32))
     vectors = np.concatenate(columns) if columns else np.empty((0, head.width), np.float32)
-    matrix = _matrix(store, head.weight, (head.vocab, head.width))
+    matrix = _matrix(store, head.weight, (head.rows or head.vocab, head.width))
+    matrix = matrix.rows_at(slice(0, head.vocab))
     found: list[tuple[tuple[int, float], ...]] = []
     for first in range(0, len(vectors), _VECTORS):
         found += best_tokens(arithmetic, matrix, vectors[first : first + _VECTORS], count)
