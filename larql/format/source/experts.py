@@ -258,10 +258,10 @@ def _stacked(
 ) -> str:
     """Bind a region of which two tensors hold the first rows of all experts and the others."""
     inner = (e.hidden,) if suffix == ".weight" else ()
-    first, second = (b.tensors.get(f"{e.prefix}.{part}{suffix}") for part in parts)
-    for part in parts:
-        _check(b, f"{e.prefix}.{part}{suffix}", (e.count, e.width, *inner))
-    assert first is not None and second is not None  # they have a shape
+    names = [f"{e.prefix}.{part}{suffix}" for part in parts]
+    for source in names:
+        _check(b, source, (e.count, e.width, *inner))
+    first, second = (b.tensors[source] for source in names)
     if first.encoding != second.encoding:
         raise CompileError(
             f"{b.where}: tensor {second.name} is {second.encoding.name}, expected "
