@@ -130,7 +130,7 @@ def pages(to: Path, repeats: int) -> None:
     # Kernels are compiled and the router's pages are there before anything is counted.
     step.router()
     taps = BlockTaps(step.block, 1, Keep(experts=True))
-    store = OperandStore(step.run.container)
+    store = OperandStore(step.run.container, step.run.container.select(None))
     file.advise(mmap.MADV_DONTNEED)
     os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
     before = resident(file.path)

@@ -78,6 +78,17 @@ def test_shards_and_routes_give_the_same_answer(made: Path, cli: Run) -> None:
     assert "is in" in both.problem and "--shard" in both.problem
 
 
+def test_slices_are_shards(made: Path, tmp_path: Path, cli: Run) -> None:
+    for name, experts in (("low", "0:3"), ("high", "3:8")):
+        cli("slice", made / "whole", "-o", tmp_path / name, "--experts", experts).ok()
+    common = ["--tokens", "9,8,7", "--backend", "reference", "--json"]
+    plain = cli("exec", made / "whole", *common).ok().json
+    found = cli("exec", tmp_path / "low", "--experts", tmp_path / "high", *common).ok().json
+    assert found["top"] == plain["top"]
+    alone = cli("exec", tmp_path / "high", *common)
+    assert alone.status == 2 and "experts 3:8 of 8 are bound" in alone.err + alone.out
+
+
 def test_best_effort_answers_and_warns(made: Path, cli: Run) -> None:
     answer = cli(
         "exec", made / "whole", "--tokens", "9,8,7", "--backend", "reference", "--shard", "0:3",

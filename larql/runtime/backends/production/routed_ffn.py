@@ -87,10 +87,14 @@ def _routed_part(
     """Return the weighted sums, normalised, of positions that have their experts; else zeros."""
     count = len(weights)
     whole = len(reached.kept) == count
+    if not len(reached.kept):
+        width = mixer.bank.hidden if mixer.latent is None else mixer.latent.back.outputs
+        none = arithmetic.memory.take((count, width))
+        none[:] = 0
+        return none
     weights = weights if whole else weights[reached.kept]
     out = arithmetic.memory.take((len(weights), reached.rows.shape[1]))
-    if len(weights):
-        add_chosen(reached.rows, reached.places, weights, out)
+    add_chosen(reached.rows, reached.places, weights, out)
     if mixer.latent is not None:
         out = arithmetic.linear(mixer.latent.back, out)
     out = arithmetic.norm(mixer.post_norm, out)
