@@ -59,7 +59,8 @@ def command(
         TextSource(tokens=subject) if is_id else TextSource(prompt=subject.removeprefix("text:"))
     )
     given = read_input(container, source, add_bos=False)
-    from larql.runtime.walk.run import WalkOptions, walk
+    from larql.runtime.walk.answer import WalkOptions
+    from larql.runtime.walk.run import walk
 
     found = walk(
         container,

@@ -29,10 +29,17 @@ from larql.runtime.container_text import tokenizer_of
 
 if TYPE_CHECKING:
     from larql.runtime.text import TextTokenizer
-    from larql.runtime.walk.run import Feature, Walk
+    from larql.runtime.walk.answer import Feature, Walk
 
-__all__ = ["Features", "LayersOption", "PartialOption", "Writes", "bank_documents", "command",
-           "texts_of", "told"]  # fmt: skip
+__all__ = [
+    "LayersOption",
+    "PartialOption",
+    "Writes",
+    "command",
+    "hit_document",
+    "texts_of",
+    "told",
+]
 
 VectorOption = Annotated[
     Path | None,
@@ -127,8 +134,9 @@ def command(
             raise UsageError("--residuals runs tokens; it does not go with --vector")
     span = None if layers is None else half_open_range(layers, "--layers")
     container = open_model(model, output)
+    from larql.runtime.walk.answer import WalkOptions
     from larql.runtime.walk.queries import read_vector
-    from larql.runtime.walk.run import WalkOptions, walk
+    from larql.runtime.walk.run import walk
 
     asked = None if vector is None else read_vector(vector)
     given = None if vector is not None else read_input(container, source, add_bos=not no_bos)
@@ -149,7 +157,7 @@ def command(
                 "fingerprint": container.fingerprint,
                 "query": {"kind": found.query.kind, "tokens": list(found.query.tokens)},
                 "authority": found.authority.document(),
-                "banks": bank_documents(found, tokenizer),
+                "banks": _bank_documents(found, tokenizer),
                 "dropped": list(found.dropped),
                 "notes": list(found.notes),
                 "seconds": found.seconds,
@@ -195,8 +203,7 @@ def _rows(found: Walk, tokenizer: TextTokenizer | None) -> Iterator[tuple[object
             yield bank.layer, kind, hit.feature, f"{hit.score:.6f}", told(hit, tokenizer)
 
 
-def bank_documents(found: Walk, tokenizer: TextTokenizer | None) -> list[dict[str, object]]:
-    """Return the banks of an answer as JSON."""
+def _bank_documents(found: Walk, tokenizer: TextTokenizer | None) -> list[dict[str, object]]:
     return [
         {
             "bank": bank.bank,

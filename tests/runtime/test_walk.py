@@ -25,8 +25,9 @@ from larql.format.slicing.write import write_slice
 from larql.runtime.operands import OperandStore, StoredBank
 from larql.runtime.run import RunOptions, open_run
 from larql.runtime.session import Session
+from larql.runtime.walk.answer import BankFeatures, Walk, WalkOptions
 from larql.runtime.walk.queries import read_vector
-from larql.runtime.walk.run import BankFeatures, Walk, WalkOptions, walk
+from larql.runtime.walk.run import walk
 from tests.builders.containers import (
     copy_container,
     edit_index,
