@@ -169,7 +169,6 @@ def command(
     container = open_model(model, output)
     source = TextSource(tokens, tokens_file, prompt, prompt_file)
     from larql.runtime.plan import check_tokens, make_plan
-    from larql.runtime.run import RunOptions
     from larql.runtime.slices import Head, slice_of
 
     drafts = container.component(component).role == "draft"
@@ -181,6 +180,9 @@ def command(
     plan = make_plan(container, component, Head() if drafts else slice_of(draft_depth))
     given = read_input(container, source, add_bos=not no_bos)
     check_tokens(given.ids, plan.component.embed.vocab, given.option)
+    room = room_for(plan.component, len(given.ids), generate, context, output)
+    from larql.runtime.run import RunOptions
+
     options = RunOptions(
         component,
         backend.value,
@@ -195,9 +197,8 @@ def command(
         refusals is RefusalPolicy.BEST_EFFORT,
     )
     if drafts:
-        run_draft(container, options, given, logit_dump, top_k, context, output)
+        run_draft(container, options, given, logit_dump, top_k, room, output)
         return
-    room = room_for(plan.component, len(given.ids), generate, context, output)
     run = start_run(container, options, output)
     if dump_layers is not None:
         _dump_layers(run, given, dump_layers, resume, sites, output)

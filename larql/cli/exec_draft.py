@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from larql.cli import render
-from larql.cli.inputs import Given, room_for
+from larql.cli.inputs import Given
 from larql.cli.models import start_run
 from larql.cli.output import Output
 from larql.cli.scored import print_summary
@@ -35,7 +35,7 @@ def run_draft(
     given: Given,
     logit_dump: Path | None,
     top_k: int,
-    context: int | None,
+    room: int,
     output: Output,
 ) -> None:
     """Run a target and what drafts for it over tokens, and report both.
@@ -50,7 +50,6 @@ def run_draft(
     """
     producer = _producer(container, options.component)
     run = start_run(container, dataclasses.replace(options, component=producer), output)
-    room = room_for(run.prepared.plan.component, len(given.ids), 0, context, output)
     from larql.runtime.draft.head import DraftHead
     from larql.runtime.draft.head_scores import score_head
     from larql.runtime.draft.scores import joined

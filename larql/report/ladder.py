@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from larql import __version__
 from larql.errors import RecordError
-from larql.format.untrusted import open_regular, read_exactly, read_json_object
+from larql.format.untrusted import read_json_object
 from larql.report.look import INK, line_colour
 from larql.report.page import resource
 from larql.report.paper import settings
@@ -94,12 +94,12 @@ class Ladder:
 
 
 def is_ladder(path: Path) -> bool:
-    """Return whether a file begins as a ladder does."""
-    with open_regular(path, RecordError) as (descriptor, status):
-        head = read_exactly(
-            descriptor, 0, min(len(_BEGINS), status.st_size), str(path), RecordError
-        )
-    return head == _BEGINS
+    """Return whether a file begins as a ladder does; one that cannot be read does not."""
+    try:
+        with path.open("rb") as file:
+            return file.read(len(_BEGINS)) == _BEGINS
+    except OSError:
+        return False
 
 
 def read_ladder(path: Path) -> Ladder:

@@ -148,6 +148,7 @@ class HeadDrafter(Drafter):
         self._forget(common)
         common = session.position
         carrier = self.head.advance(self._hidden[common:known], following[common:])[-1:]
+        # What it runs beyond them, from hidden states of its own, does not stand.
         self._fed = following
         made: list[int] = []
         while (token := likeliest(session.logits(carrier)[0])) is not None:
@@ -155,8 +156,6 @@ class HeadDrafter(Drafter):
             if len(made) == count:
                 break
             carrier = self.head.advance(self.head.own_tap(carrier), [token])
-        # What it made up of its own hidden states does not stand.
-        self._forget(known)
         return made
 
     def _forget(self, length: int) -> None:

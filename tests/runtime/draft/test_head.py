@@ -182,6 +182,12 @@ def test_its_guesses_hang_on_the_stream_alone(with_head: Made) -> None:
     session.truncate(0)
     drafter.saw(0, session.advance(TOKENS[:4]))
     assert drafter.propose([*TOKENS[:4], 50], 3) == fresh([*TOKENS[:4], 50], 3)
+    # … and one that differs in its first token, which no position of the head has behind it
+    for first in (3, 44, 80):
+        stream = [first, *TOKENS[1:]]
+        session.truncate(0)
+        drafter.saw(0, session.advance(stream[:-1]))
+        assert drafter.propose(stream, 4) == fresh(stream, 4)
     # the first guess is the head's own row
     expected = head_logits(run)[-1].argmax()
     assert fresh(TOKENS, 1) == [expected]

@@ -102,12 +102,19 @@ def test_drafts_that_are_always_wrong_or_right_leave_no_trace(
         assert sum(tally.histogram.values()) == steps
 
 
-@pytest.mark.parametrize("chunk", [1, 3, None])
-@pytest.mark.parametrize("name", ["windows", "delta", "convolution"])
+@pytest.mark.parametrize(
+    ("name", "backend", "chunk"),
+    [
+        ("windows", "production", 3), ("delta", "production", 1), ("delta", "production", None),
+        ("convolution", "production", 3),
+        # a ring of window and one position, which longer blocks overrun
+        ("windows", "reference", 1),
+    ],
+)  # fmt: skip
 def test_drafts_that_are_right_by_chance_in_any_chunks(
-    states: States, name: str, chunk: int | None
+    states: States, name: str, backend: str, chunk: int | None
 ) -> None:
-    run = open_run(states(name), RunOptions())
+    run = open_run(states(name), RunOptions(backend=backend))
     expected = plain(run)
     hashes = state_hashes(run, expected.tokens)
     whole = [*PROMPT, *expected.tokens]
