@@ -119,6 +119,10 @@ COMMANDS: Mapping[str, Command | Group] = MappingProxyType(
                         "Say what a container can do, how well, and what it lacks.",
                         "larql.cli.capability",
                     ),
+                    "parity": Command(
+                        "Say whether two runs of a model agree, and where they stop to.",
+                        "larql.cli.parity",
+                    ),
                 }
             ),
         ),
