@@ -123,6 +123,10 @@ COMMANDS: Mapping[str, Command | Group] = MappingProxyType(
                         "Say whether two runs of a model agree, and where they stop to.",
                         "larql.cli.parity",
                     ),
+                    "necessity": Command(
+                        "Show that a run needs the experts it was routed to, and no others.",
+                        "larql.cli.necessity",
+                    ),
                 }
             ),
         ),

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from larql.cli import render
+from larql.cli.expert_options import RouteKind, Shard, expert_access
 from larql.cli.inputs import TextSource, read_input, room_for
 from larql.cli.models import open_model, start_run
 from larql.cli.options import (
@@ -30,14 +30,13 @@ from larql.cli.options import (
     TopK,
 )
 from larql.cli.output import output_of
+from larql.cli.parity_text import print_comparison
 from larql.errors import CheckFailed, UsageError
 
 if TYPE_CHECKING:
     from larql.format.container import Container
-    from larql.runtime.parity.compare import Comparison, Wanted
-    from larql.runtime.parity.ends import Ends
-    from larql.runtime.parity.verdict import Checkpoint, Tolerance
-    from larql.runtime.run import RunOptions
+    from larql.runtime.parity.compare import Comparison
+    from larql.runtime.parity.verdict import Tolerance
 
 __all__ = ["command"]
 
@@ -141,6 +140,7 @@ def command(
     generate: Decode = 4,
     top_k: TopK = 5,
     oracle_layer: OracleLayer = None,
+    shard: Shard = None,
     component: Component = "target",
     draft_depth: DraftDepth = None,
     threads: Threads = None,
@@ -177,6 +177,7 @@ def command(
             f"--oracle-layer {oracle_layer}: the run executes layers 0:{len(plan.executed_layers)}"
         )
     room_for(plan.component, len(given.ids), generate + 1, None, output)
+    from larql.runtime.expert_access import EVERYTHING
     from larql.runtime.parity.arms import RefusedArmError, expected_tolerance, open_pair
     from larql.runtime.parity.compare import Comparison, Halt, Wanted, compare
     from larql.runtime.parity.document import arm_document, comparison_document
@@ -190,9 +191,10 @@ def command(
         against_activations or default[1],
         against_kv or default[2],
     )
+    part = expert_access(shard, None, RouteKind.BOUND)
     options = tuple(
-        RunOptions(component, b.value, draft_depth, threads, size, a.value, k.value)
-        for (b, a, k), size in ((chosen, against_chunk), (own, chunk))
+        RunOptions(component, b.value, draft_depth, threads, size, a.value, k.value, experts=which)
+        for (b, a, k), size, which in ((chosen, against_chunk, EVERYTHING), (own, chunk, part))
     )
     numerics = [(o.backend, o.activations, o.kv) for o in options]
     wanted = Wanted(
@@ -216,7 +218,7 @@ def command(
         document = {"arms": [arm_document(*arm) for arm in arms]}
         render.document(output, {**document, **comparison_document(found, wanted)})
     else:
-        _print(found, wanted, arms)
+        print_comparison(found, wanted, arms)
     for note in found.trivial:
         render.warning(output, note)
     _end(found, examined)
@@ -250,120 +252,26 @@ def _end(found: Comparison, examined: Container) -> None:
         )
     if found.agrees:
         return
+    raise CheckFailed(f"{examined.path}: {_disagreement(found)}")
+
+
+def _disagreement(found: Comparison) -> str:
+    """Return where a comparison that does not agree differs first."""
+    from larql.runtime.parity.verdict import first_mismatch
+
     causal = None if found.sweep is None else found.sweep.causal
+    boundary = None if found.propagation is None else found.propagation.first
     step = None if found.teacher_forced is None else found.teacher_forced.first
+    wrong = [leg for leg in found.oracle if first_mismatch(leg.checkpoints) is not None]
     if causal is not None:
-        where = f"first at {causal.name}, on identical input"
-    elif found.propagation is not None and found.propagation.first is not None:
-        where = f"first at {found.propagation.first.name}, as small differences add up"
-    elif step is not None and step.first is not None:
-        where = f"first at {step.first.name} in the decoding of position {step.position}"
-    else:
-        where = "only in what the summary tells"
-    raise CheckFailed(f"{examined.path}: the arms disagree, {where}")
-
-
-def _print(
-    found: Comparison, wanted: Wanted, arms: tuple[tuple[str, Container, RunOptions], ...]
-) -> None:
-    from larql.runtime.parity.document import verdict_text
-
-    facts: list[tuple[str, object]] = []
-    for name, container, how in arms:
-        chunk = "" if how.chunk is None else f", {how.chunk} positions at once"
-        facts.append(
-            (name, f"{container.path}, {how.backend}, {how.activations}, kv {how.kv}{chunk}")
-        )
-    tolerance = wanted.tolerance
-    words = "equal bits" if tolerance.asserts_bits else f"{tolerance.relative:g} of the largest"
-    facts.append(("tolerance", f"{tolerance.name}: {words}"))
-    facts.append(("verdict", verdict_text(found)))
-    if found.halt is not None:
-        facts.append(("refused", f"{found.halt.arm}, {found.halt.phase}"))
-    render.key_values(facts)
-    if found.sweep is not None:
-        _print_layers(found)
-    for leg in found.oracle:
-        worst = max(leg.checkpoints, key=lambda c: c.error or 0.0)
-        render.line(
-            f"layer {leg.layer} of the {leg.arm} against its oracle: {leg.verdict.value}, "
-            f"{_error(worst)} at {worst.name}"
-        )
-    if found.ends is not None:
-        _print_ends(found.ends)
-    _print_decoding(found)
-
-
-def _print_layers(found: Comparison) -> None:
-    sweep, propagation = found.sweep, found.propagation
-    assert sweep is not None
-    boundaries = {} if propagation is None else {c.site: c for c in propagation.boundaries}
-
-    def rows() -> Iterator[tuple[object, ...]]:
-        for layer in sweep.layers:
-            at = [c for site, c in boundaries.items() if site.partition(".")[0] == layer.layer]
-            left = max(at, key=lambda c: (c.verdict.rank, c.error or 0.0)) if at else None
-            worst = layer.worst
-            yield (
-                layer.layer,
-                layer.verdict.value,
-                _error(worst),
-                worst.name,
-                None if left is None else left.verdict.value,
-                None if left is None else _error(left),
-            )
-
-    columns = ["layer", "on identical input", "error", "at", "propagated", "error "]
-    render.line()
-    render.table(columns, rows(), right=["error", "error "])
-    render.line()
-    if sweep.causal is not None:
-        render.line(f"earliest causal operation: {_where(sweep.causal)}")
-    if propagation is not None and propagation.first is not None:
-        render.line(f"first differing boundary: {_where(propagation.first)}")
-
-
-def _where(checkpoint: Checkpoint) -> str:
-    return f"{checkpoint.name}, error {_error(checkpoint)}, position {checkpoint.position}"
-
-
-def _error(checkpoint: Checkpoint) -> str:
-    return "none" if checkpoint.error is None else f"{checkpoint.error:.2g}"
-
-
-def _print_ends(ends: Ends) -> None:
-    for checkpoint in (ends.before, ends.after, ends.logits):
-        render.line(f"{checkpoint.name}: {checkpoint.verdict.value}, error {_error(checkpoint)}")
-    sides = (("baseline", ends.baseline), ("examined", ends.examined))
-    for name, side in sides:
-        margin = "none" if side.margin is None else f"{side.margin:.6g}"
-        top = ", ".join(f"{token} ({logit:.6g})" for token, logit in side.top)
-        render.line(f"{name}: argmax {side.argmax}, margin {margin}; top {top}")
-
-
-def _print_decoding(found: Comparison) -> None:
-    forced, free = found.teacher_forced, found.free_run
-    if forced is not None:
-        render.line()
-        render.table(
-            ["position", "token", "teacher-forced", "error", "argmax", "first difference"],
-            [
-                (
-                    step.position,
-                    step.token,
-                    step.verdict.value,
-                    _error(step.logits),
-                    f"{step.argmax[0]} / {step.argmax[1]}",
-                    None if step.first is None else step.first.name,
-                )
-                for step in forced.steps
-            ],
-            right=["position", "token", "error"],
-        )
-    if free is not None:
-        where = "" if free.differs_at is None else f", from token {free.differs_at} on"
-        render.line(f"free-running: {free.verdict.value}{where}")
-        render.line(f"    baseline {', '.join(map(str, free.baseline))}")
-        render.line(f"    examined {', '.join(map(str, free.examined))}")
-    elif forced is not None:
-        render.line("free-running: not begun, because teacher-forcing has not passed")
+        return f"the arms disagree, first at {causal.name}, on identical input"
+    if wrong:
+        return f"layer {wrong[0].layer} of the {wrong[0].arm} disagrees with its oracle"
+    if boundary is not None:
+        return f"the arms disagree, first at {boundary.name}, as small differences add up"
+    if step is not None:
+        what = "" if step.first is None else f" at {step.first.name}"
+        return f"the arms disagree, first{what} in the decoding of position {step.position}"
+    if found.free_run is not None and found.free_run.differs_at is not None:
+        return f"the arms generate other tokens, from token {found.free_run.differs_at} on"
+    return "the arms disagree at the head"

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.builders.containers import copy_container, vouch_for
+from tests.builders.containers import copy_container, make_container, vouch_for
+from tests.builders.experts import mixture
 from tests.cli.conftest import Run
 
 
@@ -113,3 +114,39 @@ def test_nothing_to_agree_on(cli: Run, gemma: Path, llama: Path) -> None:
     answer = cli("vindex3", "parity", llama, "--against", gemma, "--tokens", "1,2")
     assert (answer.status, answer.out) == (2, "")
     assert "compare runs of one architecture" in answer.problem
+
+
+@pytest.fixture(scope="module")
+def experts(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    at = tmp_path_factory.mktemp("experts")
+    return make_container(mixture(at / "m", layers=2), at / "c").path
+
+
+def test_the_ladder_of_a_mixture(cli: Run, experts: Path, llama: Path) -> None:
+    ask = ("vindex3", "necessity", experts, "--tokens", "3,1")
+    out = cli(*ask).ok().out
+    assert out.count("refused(residency)") == 4
+    document = cli(*ask, "--json").ok().json
+    assert document["holds"] is True
+    assert [rung["outcome"] for rung in document["rungs"]] == [
+        "exact", "exact", *(["refused(residency)", "refused(residency)", "exact"] * 2),
+    ]  # fmt: skip
+    everything = ",".join(map(str, range(40)))
+    answer = cli("vindex3", "necessity", experts, "--tokens", everything)
+    assert answer.status == 1
+    assert "nothing was left out" in answer.problem
+    answer = cli("vindex3", "necessity", llama, "--tokens", "1")
+    assert (answer.status, "no routed experts" in answer.problem) == (2, True)
+
+
+def test_a_shard_is_refused_where_it_has_not_what_is_chosen(cli: Run, experts: Path) -> None:
+    ask = ("vindex3", "parity", experts, "--tokens", "3,1", "--json")
+    answer = cli(*ask, "--shard", "0:2")
+    assert answer.status == 2
+    document = answer.json
+    assert document["verdict"] == "refused(residency)"
+    assert document["refusal"]["at"]["layer"] == 0
+    assert document["refusal"]["phase"] == "sweep"
+    assert cli(*ask, "--shard", "0:8").ok().json["verdict"] == "equivalent"
+    answer = cli(*ask, "--shard", "0:9")
+    assert (answer.status, "--shard 0:9" in answer.problem) == (2, True)

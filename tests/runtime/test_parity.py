@@ -14,11 +14,13 @@ from larql.format.container import Container
 from larql.format.graph import DenseFfn
 from larql.runtime.backends.production import dense_ffn as production_ffn
 from larql.runtime.backends.reference import backend as reference
+from larql.runtime.expert_access import ExpertAccess
 from larql.runtime.parity.arms import Pair, RefusedArmError, expected_tolerance, open_pair
 from larql.runtime.parity.compare import Comparison, Wanted, compare
 from larql.runtime.parity.document import comparison_document, verdict_text
+from larql.runtime.parity.recorder import Recorder
 from larql.runtime.parity.verdict import EXACT, FLOAT32, KV_F16, Q8, Verdict
-from larql.runtime.run import RunOptions
+from larql.runtime.run import RunOptions, open_run
 from tests.builders.containers import copy_container, make_container, vouch_for
 from tests.builders.experts import clamped
 from tests.builders.models import LlamaSpec, write_llama_safetensors
@@ -238,7 +240,10 @@ def test_routed_layers_compare_scores_choice_and_weights(routed: Container, tmp_
     assert found.verdict is Verdict.EQUIVALENT
     assert found.sweep is not None
     stages = [c.stage for c in found.sweep.layers[1].checkpoints if c.site == "0.ffn"]
-    assert stages == ["norm", "scores", "chosen", "weights", "output", "carrier"]
+    assert stages == [
+        "norm", "router_input", "scores", "ranks", "chosen", "raw_weights", "weights",
+        "expert_input", "expert_outputs", "routed", "output", "carrier",
+    ]  # fmt: skip
 
     def another(words: Any) -> None:
         words[:32] ^= 1 << 31  # the first expert's row of the router, negated
@@ -247,3 +252,48 @@ def test_routed_layers_compare_scores_choice_and_weights(routed: Container, tmp_
     found = compared(routed, other, REFERENCE, PRODUCTION)
     assert found.sweep is not None and found.sweep.causal is not None
     assert found.sweep.causal.name == "0.ffn scores"
+
+
+def test_an_expert_that_is_not_here_is_residency_and_no_mismatch(routed: Container) -> None:
+    shard = RunOptions(experts=ExpertAccess(shard=(0, 1)))
+    found = compared(routed, routed, PRODUCTION, shard)
+    assert found.halt is not None and found.sweep is None
+    assert verdict_text(found) == "refused(residency)"
+    at = found.halt.refusal.at
+    assert at is not None and at.layer == 0 and at.entry in (1, 2)
+    whole = RunOptions(experts=ExpertAccess(shard=(0, 3)))
+    assert compared(routed, routed, PRODUCTION, whole).verdict is Verdict.EXACT
+
+
+def test_an_expert_that_only_decoding_chooses_ends_the_comparison_there(
+    routed: Container,
+) -> None:
+    """What was compared before is kept, and what was refused has no number."""
+    prompt, decoded = chosen_by(routed, TOKENS[:1])
+    only = decoded - prompt
+    assert only, "choose other tokens: decoding chooses nothing of its own"
+    layer, expert = min(only)
+    kept = {layer: frozenset(range(3)) - {expert}}
+    options = RunOptions(experts=ExpertAccess(kept=kept))
+    pair = pair_of(routed, routed, PRODUCTION, options)
+    found = compare(pair, Wanted(TOKENS[:1], EXACT, 4))
+    assert found.halt is not None and found.halt.phase == "teacher_forced"
+    assert found.sweep is not None and found.sweep.verdict is Verdict.EXACT
+    assert found.propagation is not None and found.ends is not None
+    assert found.teacher_forced is found.free_run is None
+    assert found.verdict is None and not found.agrees
+
+
+def chosen_by(container: Container, tokens: tuple[int, ...]) -> tuple[set[Any], set[Any]]:
+    """Layers and experts that a prompt is routed to, and those that four steps after it are."""
+    run = open_run(container, PRODUCTION)
+    recorder = Recorder(512)
+    session = run.session(len(tokens) + 4, recorder)
+    row = session.step(tokens)
+    for _ in range(4):
+        row = session.step([int(row.argmax())])
+    found: list[set[Any]] = [set(), set()]
+    for layer, routing in enumerate(r for r in recorder.seen().routing if r is not None):
+        for t, experts in enumerate(routing.chosen.tolist()):
+            found[t >= len(tokens)] |= {(layer, expert) for expert in experts}
+    return found[0], found[1]

@@ -104,7 +104,7 @@ def test_another_order_needs_the_same_excuse() -> None:
 
 def seen(carriers: np.ndarray, choice: Routing) -> Seen:
     stages = tuple({"output": carriers[w]} for w in (1, 2))
-    return Seen(carriers, stages, (choice, None))
+    return Seen(carriers, stages, (choice, None), ({}, {}))
 
 
 def test_what_follows_a_tie_is_not_compared() -> None:

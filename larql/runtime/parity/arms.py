@@ -76,7 +76,7 @@ class Arm:
 
     def session(self, context: int, observer: Recorder | None = None) -> Session:
         """Start a stream of tokens."""
-        return Session(self.run.prepared, context, self.run.options.chunk, observer)
+        return self.run.session(context, observer)
 
     @contextmanager
     def asked(self) -> Iterator[None]:
@@ -115,6 +115,7 @@ class Pair:
             a.run.container.fingerprint == b.run.container.fingerprint
             and a.numerics == b.numerics
             and a.run.options.chunk == b.run.options.chunk
+            and a.run.options.experts == b.run.options.experts
         )
 
 

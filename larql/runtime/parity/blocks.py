@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from larql.runtime.expert_trace import CHECKPOINTS
 from larql.runtime.observe.sites import WriteSite
 from larql.runtime.parity.recorder import Seen
 from larql.runtime.parity.verdict import (
@@ -25,7 +27,11 @@ __all__ = ["LayerVerdict", "Propagation", "Sweep", "compare_locked", "compare_pr
 
 Float32 = npt.NDArray[np.float32]
 Mask = npt.NDArray[np.bool_]
+Array = npt.NDArray[Any]
 CARRIER = "carrier"
+# Of a routed block, what is compared; the margin and the output of its mixer follow from the rest.
+_STAGES = tuple(name for name in CHECKPOINTS if name not in ("margin", "output"))
+_BY_CHOICE = ("raw_weights", "weights", "expert_outputs")
 
 
 @dataclass(frozen=True)
@@ -166,7 +172,10 @@ def stages_of(
     found: list[Checkpoint] = []
     for stage, rows in ours.items():
         if stage == "output" and routes[0] is not None and routes[1] is not None:
-            choice, tied = _routing(str(site), routes[0], routes[1], tolerance, tied, start)
+            traces = (baseline.experts[block], examined.experts[block])
+            choice, tied = _routed(
+                str(site), (routes[0], routes[1]), traces, tolerance, tied, start
+            )
             found += choice
         other = theirs.get(stage)
         if other is not None:
@@ -174,24 +183,38 @@ def stages_of(
     return found, tied
 
 
-def _routing(
-    site: str, ours: Routing, theirs: Routing, tolerance: Tolerance, tied: Mask, start: int
+def _routed(
+    site: str,
+    routes: tuple[Routing, Routing],
+    traces: tuple[Mapping[str, Array], Mapping[str, Array]],
+    tolerance: Tolerance,
+    tied: Mask,
+    start: int,
 ) -> tuple[list[Checkpoint], Mask]:
-    scores = compare_rows(site, "scores", ours.scores, theirs.scores, tolerance, tied, start)
-    chosen, other = compare_choice(site, ours, theirs, tolerance, start)
-    if chosen.verdict is Verdict.TIE_EQUIVALENT:
-        tied = tied | other
-    weights = compare_rows(
-        site, "weights", _by_expert(ours), _by_expert(theirs), tolerance, tied, start
-    )
-    return [scores, chosen, weights], tied
+    """Compare what a routed block computed on its way, in the order in which it did."""
+    found: list[Checkpoint] = []
+    for stage in _STAGES:
+        if stage == "chosen":
+            chosen, other = compare_choice(site, *routes, tolerance, start)
+            found.append(chosen)
+            if chosen.verdict is Verdict.TIE_EQUIVALENT:
+                tied = tied | other
+            continue
+        if any(stage not in trace for trace in traces):
+            continue
+        rows = [
+            _by_expert(trace[stage], route) if stage in _BY_CHOICE else trace[stage]
+            for trace, route in zip(traces, routes, strict=True)
+        ]
+        ours, theirs = (np.ascontiguousarray(part, np.float32) for part in rows)
+        found.append(compare_rows(site, stage, ours, theirs, tolerance, tied, start))
+    return found, tied
 
 
-def _by_expert(routing: Routing) -> Float32:
-    """Return the weight of every expert, ``[T, experts]``, 0 of those not chosen."""
-    weights = np.zeros(routing.scores.shape, np.float32)
-    np.put_along_axis(weights, routing.chosen, routing.weights, axis=1)
-    return weights
+def _by_expert(rows: Array, routing: Routing) -> Array:
+    """Order what stands in the order of the choice, ``[T, top, …]``, by number of the expert."""
+    order = np.argsort(routing.chosen, axis=1)
+    return np.take_along_axis(rows, order.reshape(order.shape + (1,) * (rows.ndim - 2)), axis=1)
 
 
 def compare_propagated(

@@ -37,6 +37,7 @@ def arm_document(name: str, container: Container, options: RunOptions) -> Docume
         "activations": options.activations,
         "kv": options.kv,
         "chunk": options.chunk,
+        "shard": options.experts.shard,
     }
 
 
@@ -95,7 +96,7 @@ def comparison_document(found: Comparison, wanted: Wanted) -> Document:
 
 
 def _refusal(refusal: Refusal) -> Document:
-    return {"kind": refusal.kind, "message": str(refusal)}
+    return {"kind": refusal.kind, "message": str(refusal), "at": refusal.at}
 
 
 def _checkpoint(found: Checkpoint | None) -> Document | None:

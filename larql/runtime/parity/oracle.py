@@ -10,7 +10,9 @@ import numpy.typing as npt
 
 from larql.format.codec import decode
 from larql.format.encoding import ENCODINGS
+from larql.format.graph import ExpertBank
 from larql.runtime.backends.reference.backend import ReferenceBackend
+from larql.runtime.backends.reference.experts import Experts
 from larql.runtime.observe.sites import write_sites
 from larql.runtime.operands import StoredBank, StoredOperand
 from larql.runtime.parity.arms import Arm, Pair, rounding_of
@@ -69,15 +71,17 @@ class _Dequantised(ReferenceBackend):
         """Keep the operand's values."""
         super().bind(_dequantised(operand))
 
-    def bind_bank(self, bank: StoredBank) -> None:
-        """Keep a bank that decodes an expert as a whole when it is chosen."""
-        super().bind_bank(_DequantisedBank(bank.name, bank.encoding, bank.shape, bank.entries))
+    def bind_experts(self, bank: ExpertBank, operands: Mapping[str, StoredBank]) -> Experts:
+        """Bind operands that decode an expert as a whole when it is chosen."""
+        decoded = {name: _DequantisedBank(**vars(operand)) for name, operand in operands.items()}
+        return super().bind_experts(bank, decoded)
 
 
 def _dequantised(operand: StoredOperand) -> StoredOperand:
-    columns = operand.shape[-1]
-    stored = operand.data.reshape(-1, operand.encoding.row_bytes(columns))
-    values = np.ascontiguousarray(decode(operand.encoding, stored, columns), dtype="<f4")
+    columns = operand.stored_columns or operand.shape[-1]
+    stored = operand.data.reshape(-1, operand.row_bytes)
+    whole = decode(operand.encoding, stored, columns)[:, : operand.shape[-1]]
+    values = np.ascontiguousarray(whole, dtype="<f4")
     return StoredOperand(
         operand.name, ENCODINGS["f32"], operand.shape, values.view(np.uint8).reshape(-1)
     )
@@ -95,7 +99,13 @@ def prepare_oracle(arm: Arm, layer: int) -> PreparedOperands:
     """
     plan = arm.run.prepared.plan
     wanted = LayerRange(layer, layer + 1)
-    return prepare(arm.run.container, plan.component.id, wanted, _Dequantised("f32"))
+    return prepare(
+        arm.run.container,
+        plan.component.id,
+        wanted,
+        _Dequantised("f32"),
+        experts=arm.run.options.experts,
+    )
 
 
 def compare_with_oracle(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -15,6 +16,8 @@ from larql.runtime.taps import Changes, Keep, Routing, Taps
 __all__ = ["Recorder", "Seen"]
 
 Float32 = npt.NDArray[np.float32]
+Array = npt.NDArray[Any]
+Stages = Mapping[str, Float32]
 
 
 @dataclass(frozen=True, eq=False)
@@ -29,11 +32,15 @@ class Seen:
         For each block, what each of its operations gave: float32 ``[T, …]``.
     routing : tuple of Routing or None
         For each block.
+    experts : tuple of mapping
+        For each block, the checkpoints of :class:`~larql.runtime.expert_trace.ExpertTrace`; empty
+        where it does not route.
     """
 
     carriers: Float32
-    stages: tuple[Mapping[str, Float32], ...]
+    stages: tuple[Stages, ...]
     routing: tuple[Routing | None, ...]
+    experts: tuple[Mapping[str, Array], ...]
 
     def at(self, first: int, last: int) -> Seen:
         """Return what was computed for some of the positions."""
@@ -42,6 +49,7 @@ class Seen:
             self.carriers[:, part],
             tuple({name: rows[part] for name, rows in of.items()} for of in self.stages),
             tuple(None if r is None else _part(r, part) for r in self.routing),
+            tuple({name: rows[part] for name, rows in of.items()} for of in self.experts),
         )
 
 
@@ -58,7 +66,7 @@ class Recorder(SiteWatch):
 
     def __init__(self, most: int, locked: Float32 | None = None) -> None:
         super().__init__(most)
-        self.keep = Keep(stages=True)
+        self.keep = Keep(stages=True, experts=True)
         self._locked = locked
         self._own: dict[int, Float32] = {}
         self._seen: list[Seen] = []
@@ -90,22 +98,32 @@ class Recorder(SiteWatch):
         routing = tuple(
             None if block.routing is None else _joined([block.routing]) for block in taps.blocks
         )
-        self._seen.append(Seen(carriers, stages, routing))
+        # A trace holds copies, but the next walk puts others in their place.
+        experts = tuple({} if b.experts is None else b.experts.arrays() for b in taps.blocks)
+        self._seen.append(Seen(carriers, stages, routing, experts))
 
     def seen(self) -> Seen:
         """Return what was computed since the beginning."""
         parts = self._seen
         return Seen(
             np.concatenate([part.carriers for part in parts], axis=1),
-            tuple(
-                {name: np.concatenate([part.stages[b][name] for part in parts]) for name in first}
-                for b, first in enumerate(parts[0].stages)
-            ),
+            _each_joined([part.stages for part in parts]),
             tuple(
                 None if first is None else _joined([part.routing[b] for part in parts])
                 for b, first in enumerate(parts[0].routing)
             ),
+            _each_joined([part.experts for part in parts]),
         )
+
+
+def _each_joined(
+    parts: Sequence[Sequence[Mapping[str, Array]]],
+) -> tuple[dict[str, Array], ...]:
+    """Return for each block the arrays of all walks, positions one after the other."""
+    return tuple(
+        {name: np.concatenate([part[b][name] for part in parts]) for name in first}
+        for b, first in enumerate(parts[0])
+    )
 
 
 def _part(routing: Routing, part: slice) -> Routing:
