@@ -120,11 +120,11 @@ COMMANDS: Mapping[str, Command | Group] = MappingProxyType(
                         "larql.cli.capability",
                     ),
                     "parity": Command(
-                        "Say whether two runs of a model agree, and where they stop to.",
+                        "Say whether two runs agree, and where they stop to.",
                         "larql.cli.parity",
                     ),
                     "necessity": Command(
-                        "Show that a run needs the experts it was routed to, and no others.",
+                        "Show that a run needs its experts, and no others.",
                         "larql.cli.necessity",
                     ),
                 }

@@ -63,7 +63,7 @@ def command(
     component: Component = "target",
     threads: Threads = None,
 ) -> None:
-    """Show that a run needs the experts it was routed to, and no others.
+    """Show that a run needs its experts, and no others.
 
     The prompt is run with all experts, and its routing is kept. Then it is run with those experts
     alone, which must give the same bits; with one of them taken away, and with another in its

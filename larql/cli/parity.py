@@ -145,7 +145,7 @@ def command(
     draft_depth: DraftDepth = None,
     threads: Threads = None,
 ) -> None:
-    """Say whether two runs of a model agree, and where they stop to.
+    """Say whether two runs agree, and where they stop to.
 
     MODEL is examined against a baseline: another backend, other activations, another container.
     First every block of both computes on identical hidden states, which names the earliest

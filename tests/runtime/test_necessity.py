@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 
 import pytest
 
-from larql.errors import UsageError
+from larql.errors import ResidencyRefusal, UsageError
 from larql.format.container import Container
 from larql.runtime.backends.production import routed_ffn
 from larql.runtime.parity import necessity
 from larql.runtime.parity.necessity import climb
+from larql.runtime.routes import LeftOutNotes
 from larql.runtime.run import RunOptions
 from tests.builders.containers import make_container
 from tests.builders.experts import mixture
+from tests.builders.models import LlamaSpec, write_llama_safetensors
 
 TOKENS = (3, 1)
 
@@ -73,12 +76,7 @@ def test_an_expert_that_is_skipped_is_found(
     honest = routed_ffn.reach
 
     def lenient(route, inputs, chosen, broken, start, notes):  # type: ignore[no-untyped-def]
-        return honest(route, inputs, chosen, broken, start, notes or ladder_notes())
-
-    def ladder_notes() -> object:
-        from larql.runtime.routes import LeftOutNotes
-
-        return LeftOutNotes()
+        return honest(route, inputs, chosen, broken, start, notes or LeftOutNotes())
 
     monkeypatch.setattr(routed_ffn, "reach", lenient)
     found = climb(container, RunOptions(), TOKENS, (0, 1))
@@ -102,9 +100,26 @@ def test_a_run_that_hangs_on_experts_it_was_not_routed_to_is_found(
     assert not found.holds
 
 
-def test_a_model_without_experts_has_no_ladder(tmp_path: Path) -> None:
-    from tests.builders.models import LlamaSpec, write_llama_safetensors
+def test_a_refusal_of_another_expert_is_not_the_one_expected(
+    container: Container, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    honest = necessity._Climber.run
 
+    def off(self, kept):  # type: ignore[no-untyped-def]
+        try:
+            return honest(self, kept)
+        except ResidencyRefusal as refusal:
+            assert refusal.at is not None
+            wrong = dataclasses.replace(refusal.at, entry=refusal.at.entry + 1)
+            raise ResidencyRefusal(str(refusal), wrong) from None
+
+    monkeypatch.setattr(necessity._Climber, "run", off)
+    found = climb(container, RunOptions(), TOKENS, (0, 1))
+    assert found.rungs[2].outcome == "refused(residency) of another expert"
+    assert not found.holds
+
+
+def test_a_model_without_experts_has_no_ladder(tmp_path: Path) -> None:
     plain = make_container(write_llama_safetensors(tmp_path / "m", LlamaSpec()), tmp_path / "c")
     with pytest.raises(UsageError, match="no routed experts"):
         climb(plain, RunOptions(), TOKENS)
