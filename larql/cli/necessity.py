@@ -20,6 +20,7 @@ from larql.cli.options import (
     KvKind,
     Model,
     NoBos,
+    Profile,
     Prompt,
     PromptFile,
     Threads,
@@ -60,6 +61,7 @@ def command(
     activations: Activations = ActivationKind.F32,
     kv: Kv = KvKind.F32,
     chunk: Chunk = None,
+    profile: Profile = None,
     component: Component = "target",
     threads: Threads = None,
 ) -> None:
@@ -86,8 +88,9 @@ def command(
 
     check_tokens(given.ids, container.component(component).vocab_size, given.option)
     options = RunOptions(
-        component, backend.value, None, threads, chunk, activations.value, kv.value
-    )
+        component, backend.value, None, threads, chunk, activations.value, kv.value,
+        profile=profile,
+    )  # fmt: skip
     wanted = None if layers is None else half_open_range(layers, "--layers")
     found = climb(container, options, given.ids, wanted, lambda c, how: start_run(c, how, output))
     if output.json:

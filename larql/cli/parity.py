@@ -22,6 +22,7 @@ from larql.cli.options import (
     KvKind,
     Model,
     NoBos,
+    Profile,
     Prompt,
     PromptFile,
     Threads,
@@ -86,6 +87,15 @@ AgainstChunk = Annotated[
         show_default="chosen by the backend",
     ),
 ]
+AgainstProfile = Annotated[
+    str | None,
+    typer.Option(
+        "--against-profile",
+        metavar="NAME",
+        help="Profile under which the baseline is run, which selects among representations.",
+        show_default="that of MODEL",
+    ),
+]
 ToleranceOption = Annotated[
     str | None,
     typer.Option(
@@ -132,10 +142,12 @@ def command(
     activations: Activations = ActivationKind.F32,
     kv: Kv = KvKind.F32,
     chunk: Chunk = None,
+    profile: Profile = None,
     against_backend: AgainstBackend = None,
     against_activations: AgainstActivations = None,
     against_kv: AgainstKv = None,
     against_chunk: AgainstChunk = None,
+    against_profile: AgainstProfile = None,
     tolerance: ToleranceOption = None,
     generate: Decode = 4,
     top_k: TopK = 5,
@@ -147,7 +159,8 @@ def command(
 ) -> None:
     """Say whether two runs agree, and where they stop to.
 
-    MODEL is examined against a baseline: another backend, other activations, another container.
+    MODEL is examined against a baseline: another backend, other activations, another selection of
+    what it holds, another container.
     First every block of both computes on identical hidden states, which names the earliest
     operation that differs; then both are left to themselves, which names the first boundary that
     does; then both decode, with the baseline's tokens and, if that agrees, with their own. A
@@ -193,8 +206,21 @@ def command(
     )
     part = expert_access(shard, None, RouteKind.BOUND)
     options = tuple(
-        RunOptions(component, b.value, draft_depth, threads, size, a.value, k.value, experts=which)
-        for (b, a, k), size, which in ((chosen, against_chunk, EVERYTHING), (own, chunk, part))
+        RunOptions(
+            component,
+            b.value,
+            draft_depth,
+            threads,
+            size,
+            a.value,
+            k.value,
+            profile=name,
+            experts=which,
+        )
+        for (b, a, k), size, name, which in (
+            (chosen, against_chunk, against_profile or profile, EVERYTHING),
+            (own, chunk, profile, part),
+        )
     )
     numerics = [(o.backend, o.activations, o.kv) for o in options]
     wanted = Wanted(

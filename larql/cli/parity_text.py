@@ -36,7 +36,9 @@ def print_comparison(
         chunk = "" if how.chunk is None else f", {how.chunk} positions at once"
         part = how.experts.shard
         shard = "" if part is None else f", experts {part[0]}:{part[1]}"
-        text = f"{container.path}, {how.backend}, {how.activations}, kv {how.kv}{chunk}{shard}"
+        profile = "" if how.profile is None else f", profile {how.profile}"
+        text = f"{container.path}, {how.backend}, {how.activations}, kv {how.kv}"
+        text += f"{chunk}{profile}{shard}"
         facts.append((name, text))
     tolerance = wanted.tolerance
     words = "equal bits" if tolerance.asserts_bits else f"{tolerance.relative:g} of the largest"

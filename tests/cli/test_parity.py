@@ -99,6 +99,7 @@ def test_a_refusal_is_no_mismatch(cli: Run, llama: Path, tmp_path: Path) -> None
     [
         (("--tolerance", "near"), "expected one of exact, float32, kv-f16, q8, or a number"),
         (("--tolerance", "-1"), "or a number of at least 0"),
+        (("--against-profile", "none"), "there is no profile 'none'"),
         (("--tolerance", "nan"), "or a number of at least 0"),
         (("--oracle-layer", "3"), "--oracle-layer 3: the run executes layers 0:3"),
         (("--against-backend", "reference", "--against-activations", "q8"), "f32 activations"),

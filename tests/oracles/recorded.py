@@ -33,6 +33,7 @@ MIXTURES = (
     "glm4_moe-groups",
     "gpt_oss",
     "granitemoehybrid-routed",
+    "inkling",
     "kimi_linear",
     "mixtral",
     "olmoe",

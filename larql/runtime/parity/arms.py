@@ -116,6 +116,7 @@ class Pair:
             and a.numerics == b.numerics
             and a.run.options.chunk == b.run.options.chunk
             and a.run.options.experts == b.run.options.experts
+            and a.run.prepared.selection.bound == b.run.prepared.selection.bound
         )
 
 

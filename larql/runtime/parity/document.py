@@ -37,6 +37,7 @@ def arm_document(name: str, container: Container, options: RunOptions) -> Docume
         "activations": options.activations,
         "kv": options.kv,
         "chunk": options.chunk,
+        "profile": options.profile,
         "shard": options.experts.shard,
     }
 

@@ -104,6 +104,7 @@ def prepare_oracle(arm: Arm, layer: int) -> PreparedOperands:
         plan.component.id,
         wanted,
         _Dequantised("f32"),
+        selection=arm.run.prepared.selection,
         experts=arm.run.options.experts,
     )
 
