@@ -119,6 +119,14 @@ COMMANDS: Mapping[str, Command | Group] = MappingProxyType(
                         "Say what a container can do, how well, and what it lacks.",
                         "larql.cli.capability",
                     ),
+                    "parity": Command(
+                        "Say whether two runs agree, and where they stop to.",
+                        "larql.cli.parity",
+                    ),
+                    "necessity": Command(
+                        "Show that a run needs its experts, and no others.",
+                        "larql.cli.necessity",
+                    ),
                 }
             ),
         ),

@@ -32,6 +32,7 @@ class Quant(StrEnum):
     Q4_0 = "q4_0"
     Q4_K = "q4_k"
     Q6_K = "q6_k"
+    MXFP4 = "mxfp4"
 
 
 Out = Annotated[
@@ -50,8 +51,9 @@ QuantOption = Annotated[
         "--quant",
         metavar="ENCODING",
         help=(
-            "Re-encode matrices to q8_0, q4_0, q4_k or q6_k; a matrix whose rows do not hold "
-            "whole blocks is stored in the next wider encoding that fits, and that is recorded."
+            "Re-encode matrices to q8_0, q4_0, q4_k, q6_k or mxfp4; a matrix whose rows do not "
+            "hold whole blocks is stored in the next wider encoding that fits, and that is "
+            "recorded."
         ),
         show_default="carry every byte as it is",
     ),

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 import typer
 
@@ -17,14 +18,18 @@ from larql.format.container import Container
 from larql.format.graph import Component
 from larql.format.moe.profiles import select
 
+if TYPE_CHECKING:
+    from larql.format.moe.bank_view import BankView
+
 __all__ = ["command"]
 
 
 def command(ctx: typer.Context, model: Model) -> None:
     """Describe a container from its metadata.
 
-    Identity, source and licence, what each layer computes, what is stored in which encoding, and
-    the files. No tensor is read, so it works while segments are missing.
+    Identity, source and licence, what each layer computes, which programme each bank of experts
+    runs and whether it binds, what is stored in which encoding, and the files. No tensor is read,
+    so it works while segments are missing.
 
     Examples
     --------
@@ -35,12 +40,14 @@ def command(ctx: typer.Context, model: Model) -> None:
     output = output_of(ctx)
     container = open_model(model, output)
     components, problem = _components(container)
-    if problem is not None:
-        render.warning(output, problem)
+    banks, more = _banks(container)
+    for text in (problem, more):
+        if text is not None:
+            render.warning(output, text)
     if output.json:
-        render.document(output, _document(container, components))
+        render.document(output, _document(container, components, banks))
     else:
-        _print(container, components)
+        _print(container, components, banks)
 
 
 def _components(container: Container) -> tuple[tuple[Component, ...], str | None]:
@@ -55,6 +62,21 @@ def _components(container: Container) -> tuple[tuple[Component, ...], str | None
 def _parameters(container: Container) -> int:
     """Count numbers once, however many representations of them are held."""
     return sum(value.elements for value in container.operands.values())
+
+
+def _banks(container: Container) -> tuple[Sequence[BankView], str | None]:
+    if container.index.moe_manifest is None:
+        return (), None
+    from larql.format.moe.bank_view import bank_views
+    from larql.format.moe.verify import read_manifest
+
+    _, defects = read_manifest(container.path, container.index.moe_manifest)
+    if defects:
+        return (), f"the banks of experts cannot be shown: {defects[0].line()}"
+    try:
+        return bank_views(container), None
+    except LarqlError as error:
+        return (), f"the banks of experts cannot be shown: {error}"
 
 
 def _bits_per_weight(container: Container) -> float:
@@ -136,7 +158,28 @@ def _folded(component: Component) -> Iterator[tuple[str, ...]]:
             first = i + 1
 
 
-def _print(container: Container, components: tuple[Component, ...]) -> None:
+def _print_banks(banks: Sequence[BankView]) -> None:
+    """Print runs of layers whose banks differ in nothing but their layer as one row."""
+    rows: list[list[str]] = []
+    places: list[tuple[int, str]] = []
+    for view in banks:
+        count = str(view.experts)
+        facts = [view.bank, view.programme, f"{view.chosen} of {count}", view.binding]
+        after = (view.layer - 1, view.bank)
+        if rows and view.binds and after in places[-2:] and rows[-1][1:5] == facts:
+            first, _, _ = rows[-1][0].partition(":")
+            rows[-1][0] = f"{first}:{view.layer + 1}"
+            rows[-1][5] = f"{rows[-1][5].partition(' to ')[0]} to {view.storage}"
+        else:
+            rows.append([f"{view.layer}:{view.layer + 1}", *facts, view.storage])
+        places.append((view.layer, view.bank))
+    render.line()
+    render.table(["layers", "bank", "programme", "experts", "binding", "storage"], rows)
+
+
+def _print(
+    container: Container, components: tuple[Component, ...], banks: Sequence[BankView]
+) -> None:
     render.key_values(_identity(container))
     for component in components:
         render.line()
@@ -147,6 +190,8 @@ def _print(container: Container, components: tuple[Component, ...]) -> None:
             f"{component.context_length}, head {head}"
         )
         render.table(["layers", *_sites(component)], _folded(component))
+    if banks:
+        _print_banks(banks)
     render.line()
     total = sum(share.elements for share in container.census()) or 1
     render.table(
@@ -209,7 +254,9 @@ def _profiles(container: Container) -> Iterator[tuple[str, str]]:
         yield f"profile {name}", text
 
 
-def _document(container: Container, components: tuple[Component, ...]) -> dict[str, object]:
+def _document(
+    container: Container, components: tuple[Component, ...], banks: Sequence[BankView]
+) -> dict[str, object]:
     index = container.index
     return {
         "path": container.path.absolute(),
@@ -236,6 +283,21 @@ def _document(container: Container, components: tuple[Component, ...]) -> dict[s
                 "layers": [{"index": i, **texts} for i, texts in _layer_facts(component)],
             }
             for component in components
+        ],
+        "banks": [
+            {
+                "layer": view.layer,
+                "bank": view.bank,
+                "programme": view.programme,
+                "experts": view.experts,
+                "chosen": view.chosen,
+                "storage": view.storage,
+                "files": list(view.files),
+                "binds": view.binds,
+                "tier": view.report.tier,
+                "diagnoses": list(view.report.diagnoses),
+            }
+            for view in banks
         ],
         "encodings": list(container.census()),
         "end_of_text_ids": list(end_ids(container, None)),

@@ -84,7 +84,7 @@ def _report_index(path: Path, source: str | None, error: LarqlError, output: Out
                 "container": path.absolute(),
                 "source": source,
                 "ok": False,
-                "defects": [{"where": INDEX_NAME, "problem": problem}],
+                "defects": [{"where": INDEX_NAME, "problem": problem, "place": None}],
             },
         )
     else:
@@ -117,7 +117,7 @@ def _document(container: Container, source: str | None, defects: list[Defect]) -
         "operands": len(container.index.representations),
         "source": source,
         "ok": not defects,
-        "defects": [{"where": d.where, "problem": d.problem} for d in defects],
+        "defects": [{"where": d.where, "problem": d.problem, "place": d.place} for d in defects],
     }
 
 

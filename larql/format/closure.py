@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from larql.format.graph import Block, Component, DraftInput, PerLayerEmbedding, SoftmaxAttention
 from larql.format.index import Representation
 from larql.format.operations.contract import (
+    BankPlace,
     Defect,
     OperandContract,
     above_0,
@@ -20,6 +21,7 @@ from larql.format.operations.contract import (
 )
 
 __all__ = [
+    "BankPlace",
     "Defect",
     "OperandContract",
     "block_contracts",

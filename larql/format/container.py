@@ -290,7 +290,7 @@ def verify_container(container: Container, progress: Progress) -> list[Defect]:
     index = container.index
     defects = list(_verify_files(container, progress))
     if index.system_graph is None:
-        return defects
+        return _with_banks(container, defects)
     try:
         graph = container.graph
     except LarqlError as error:
@@ -326,7 +326,17 @@ def verify_container(container: Container, progress: Progress) -> list[Defect]:
             defects.append(defect)
     defects.extend(_verify_profiles(container))
     defects.extend(_verify_packed(container, {defect.where for defect in defects}, progress))
-    return defects
+    return _with_banks(container, defects)
+
+
+def _with_banks(container: Container, defects: list[Defect]) -> list[Defect]:
+    """Add what is wrong with expert banks, and say of what is known which bank is meant."""
+    if container.index.moe_manifest is None:
+        return defects
+    from larql.format.moe.bank_view import verify_banks, with_places
+
+    damaged = {defect.where for defect in defects}
+    return with_places(container, [*defects, *verify_banks(container, damaged)])
 
 
 def _verify_profiles(container: Container) -> Iterator[Defect]:
@@ -389,9 +399,7 @@ def _verify_files(container: Container, progress: Progress) -> Iterator[Defect]:
 
 def _verify_representation(container: Container, value: Representation) -> Defect | None:
     try:
-        if container.index.holds_banks(value.segment):
-            container.entries(value)
-        else:
+        if not container.index.holds_banks(value.segment):
             segment = container.segment(value.segment)
             segment.check(value.tensor, value.encoding, value.shape)
     except LarqlError as error:

@@ -29,11 +29,14 @@ class ExpertAccess:
         Containers beside it that hold more of the experts.
     in_process : bool
         Ask the experts of this process across the boundary that a route to elsewhere has.
+    kept : mapping or None
+        By layer, the experts that are bound of it; layers that it does not name are not narrowed.
     """
 
     shard: tuple[int, int] | None = None
     shards: tuple[Container, ...] = ()
     in_process: bool = False
+    kept: Mapping[int, frozenset[int]] | None = None
 
     def provenance(self) -> dict[str, object]:
         """Return what a sidecar says of it; nothing where it is the default."""
@@ -44,6 +47,9 @@ class ExpertAccess:
                 "shard": None if self.shard is None else list(self.shard),
                 "shards": [shard.fingerprint for shard in self.shards],
                 "in_process": self.in_process,
+                "kept": None
+                if self.kept is None
+                else {str(layer): sorted(experts) for layer, experts in self.kept.items()},
             }
         }
 
@@ -101,7 +107,10 @@ def bind_routes(
                 raise UsageError(
                     f"--shard {first}:{end}: layer {layer} has experts 0 to {bank.experts - 1}"
                 )
-            own = {name: operand.within(first, end) for name, operand in own.items()}
+            own = {name: operand.only(range(first, end)) for name, operand in own.items()}
+        if access.kept is not None and layer in access.kept:
+            kept = access.kept[layer]
+            own = {name: operand.only(kept) for name, operand in own.items()}
         experts = backend.bind_experts(bank, own)
         route: ExpertRoute = experts
         if stores:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -140,9 +140,9 @@ class StoredBank:
                 runs.append((expert, expert + 1))
         return runs
 
-    def within(self, first: int, end: int) -> StoredBank:
-        """Return the bank with no other experts resident than ``first`` to ``end``."""
-        kept = (data if first <= e < end else None for e, data in enumerate(self.entries))
+    def only(self, experts: Collection[int]) -> StoredBank:
+        """Return the bank with no other experts resident than those given."""
+        kept = (data if e in experts else None for e, data in enumerate(self.entries))
         return replace(self, entries=tuple(kept))
 
 

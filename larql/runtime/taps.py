@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -17,13 +18,18 @@ from larql.format.graph import Block, LatentAttention, RoutedFfn, SoftmaxAttenti
 from larql.runtime.expert_trace import ExpertTrace
 from larql.runtime.plan import Plan
 
-__all__ = ["BlockTaps", "Changes", "Keep", "Routing", "Taps"]
+__all__ = ["BlockTaps", "Changes", "Keep", "Routing", "Taps", "tell"]
 
 Float32 = npt.NDArray[np.float32]
+Float64 = npt.NDArray[np.float64]
 # Copies all elements of the first array to the second; on a recorded walk, when it is run.
-Copy = Callable[[Float32, Float32], None]
+Copy = Callable[[Any, Float32], None]
 # Changes a carrier in place: number of the write, carrier before it and after it, [T, hidden].
 Changes = Callable[[int, Float32, Float32], None]
+
+
+def _copy(source: npt.NDArray[Any], target: Float32) -> None:
+    target[...] = source
 
 
 @dataclass(frozen=True)
@@ -39,11 +45,14 @@ class Keep:
         over to latent rows. Also how each head mixes the profiles of a distance bias.
     experts : bool
         Everything between a routed block's input and its output.
+    stages : bool
+        What each operation of a block gives, by name.
     """
 
     heads: bool = False
     queries: bool = False
     experts: bool = False
+    stages: bool = False
 
 
 @dataclass(frozen=True)
@@ -80,13 +89,17 @@ class BlockTaps:
         Set by the backend where it routes.
     experts : ExpertTrace or None
         To be filled by the backend where it is there.
+    stages : mapping or None
+        By name, in the order of execution: float32, positions first. Filled by :func:`tell`.
     """
 
-    def __init__(self, block: Block, count: int, keep: Keep) -> None:
+    def __init__(self, block: Block, count: int, keep: Keep, copy: Copy = _copy) -> None:
         self.heads: Float32 | None = None
         self.queries: Float32 | None = None
         self.mixes: Float32 | None = None
         self.routing: Routing | None = None
+        self.stages: dict[str, Float32] | None = {} if keep.stages else None
+        self._copy = copy
         mixer = block.mixer
         traced = keep.experts and isinstance(mixer, RoutedFfn)
         self.experts: ExpertTrace | None = ExpertTrace() if traced else None
@@ -98,6 +111,30 @@ class BlockTaps:
                 if isinstance(mixer, SoftmaxAttention) and mixer.distance is not None:
                     shape = (count, mixer.heads, mixer.distance.count)
                     self.mixes = np.empty(shape, np.float32)
+
+    def take(self, stage: str, rows: npt.NDArray[np.floating]) -> None:
+        """Keep what an operation gave, in memory that stays: a recorded step fills it again."""
+        assert self.stages is not None
+        kept = self.stages.get(stage)
+        if kept is None:
+            kept = self.stages[stage] = np.empty(rows.shape, np.float32)
+        self._copy(rows, kept)
+
+
+def tell(
+    taps: BlockTaps | None, stage: str, rows: npt.NDArray[np.floating] | Sequence[Float64]
+) -> None:
+    """Have what an operation gave kept, if anyone wants to know.
+
+    Parameters
+    ----------
+    taps : BlockTaps or None
+    stage : str
+        Names the operation among those of its block.
+    rows : floats ``[T, …]``, or a sequence of T
+    """
+    if taps is not None and taps.stages is not None:
+        taps.take(stage, rows if isinstance(rows, np.ndarray) else np.stack(rows))
 
 
 class Taps:
@@ -124,7 +161,9 @@ class Taps:
         executed = [block for layer in plan.layers for block in layer.blocks]
         shape = (len(executed) + 1, count, plan.component.hidden_size)
         self.carriers = np.empty(shape, np.float32)
-        self.blocks: Sequence[BlockTaps] = [BlockTaps(block, count, keep) for block in executed]
+        self.blocks: Sequence[BlockTaps] = [
+            BlockTaps(block, count, keep, copy) for block in executed
+        ]
         self._copy = copy
         self._write = 0
         self._changes: Changes | None = None

@@ -29,7 +29,7 @@ from safetensors.numpy import save_file
 from torch import nn
 
 # A greedy choice that hangs on less than this share of the largest logit is not recorded.
-_MARGIN = 2e-3
+MARGIN = 2e-3
 
 
 def recipes() -> list[Recipe]:
@@ -127,7 +127,7 @@ def record(recipe: Recipe, directory: Path) -> None:
     row, greedy = logits[-1], []
     for _ in range(recipe.greedy):
         second, best = np.sort(row)[-2:]
-        if best - second < _MARGIN * np.abs(row).max():
+        if best - second < MARGIN * np.abs(row).max():
             raise SystemExit(f"{recipe.name}: greedy choice {len(greedy)} is too close; reseed")
         greedy.append(int(row.argmax()))
         row = forward(model, tokens + greedy)[1][-1]

@@ -77,3 +77,46 @@ def meant(blocks: npt.NDArray[np.uint8], scales: npt.NDArray[np.uint8]) -> npt.N
         power = 2.0 ** (int(scales[place[0], place[1], 0]) - 127)
         values[place] = sign * table[code % 8] * power
     return values
+
+
+def mixture(to: Path, layers: int = 5, experts: int = 8) -> Path:
+    """Write a tiny model whose every layer chooses two of its experts."""
+    generator = np.random.default_rng(11)
+
+    def normal(*shape: int) -> npt.NDArray[np.float32]:
+        return (generator.standard_normal(shape) / shape[-1] ** 0.5).astype(np.float32)
+
+    made: Tensors = {
+        "model.embed_tokens.weight": normal(64, 32) * 32**0.5,
+        "model.norm.weight": np.ones(32, np.float32),
+        "lm_head.weight": normal(64, 32),
+    }
+    for i in range(layers):
+        at = f"model.layers.{i}"
+        for norm in ("input_layernorm", "post_attention_layernorm"):
+            made[f"{at}.{norm}.weight"] = np.ones(32, np.float32)
+        for part, rows, columns in (("q", 32, 32), ("k", 16, 32), ("v", 16, 32), ("o", 32, 32)):
+            made[f"{at}.self_attn.{part}_proj.weight"] = normal(rows, columns)
+        made[f"{at}.block_sparse_moe.gate.weight"] = normal(experts, 32)
+        for expert in range(experts):
+            for name, rows, columns in (("w1", 16, 32), ("w2", 32, 16), ("w3", 16, 32)):
+                key = f"{at}.block_sparse_moe.experts.{expert}.{name}.weight"
+                made[key] = normal(rows, columns)
+    config = {
+        "model_type": "mixtral",
+        "vocab_size": 64,
+        "hidden_size": 32,
+        "intermediate_size": 16,
+        "num_hidden_layers": layers,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "num_local_experts": experts,
+        "num_experts_per_tok": 2,
+        "sliding_window": None,
+        "max_position_embeddings": 64,
+        "rms_norm_eps": 1e-5,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 500.0},
+        "hidden_act": "silu",
+        "tie_word_embeddings": False,
+    }
+    return write_safetensors_dir(to, config, made)

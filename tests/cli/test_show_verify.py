@@ -19,6 +19,7 @@ from tests.builders.containers import (
     make_container,
 )
 from tests.builders.models import GemmaSpec, LlamaSpec, write_gemma_safetensors, write_llama_gguf
+from tests.builders.shards import cut_bank
 from tests.cli.conftest import Run
 
 SEGMENT = "segments/target.layer.001.safetensors"
@@ -35,7 +36,7 @@ def damaged(llama: Path, tmp_path: Path) -> Path:
 KEYS = [
     "path", "model", "family", "licence", "generation", "schema", "fingerprint", "source",
     "authority", "fidelity", "hidden_size", "num_layers", "parameters", "bits_per_weight",
-    "components", "encodings", "end_of_text_ids", "profiles", "variants", "files", "notes",
+    "components", "banks", "encodings", "end_of_text_ids", "profiles", "variants", "files", "notes",
 ]  # fmt: skip
 
 
@@ -322,3 +323,30 @@ def test_nothing_is_written_by_looking(llama: Path, cli: Run) -> None:
     for arguments in (["show"], ["verify"], ["vindex3", "ops"]):
         cli(*arguments, llama).ok()
     assert file_bytes(llama) == before
+
+
+def test_banks_of_experts_are_shown_and_their_defects_placed(tmp_path: Path, cli: Run) -> None:
+    checkpoint = Path(__file__).parents[1] / "oracles" / "mixtral" / "checkpoint"
+    container = make_container(checkpoint, tmp_path / "c").path
+    assert "0:2     routed  gated-mlp-v1  2 of 4   binds    layer_000 to layer_001\n" in (
+        cli("show", container).ok().out
+    )
+    first, _ = cli("show", container, "--json").ok().json["banks"]
+    assert (first["programme"], first["storage"], first["binds"]) == (
+        "gated-mlp-v1", "layer_000", True,
+    )  # fmt: skip
+    cut_bank(container)
+    (container / "routed/layer_001.seg01.lyrw").unlink()
+    out = cli("show", container).ok().out
+    assert "binding_defect: target.layer.001/experts.gate, segment 1 [2:4]" in out
+    answer = cli("verify", container, "--json")
+    assert answer.status == 1
+    (defect,) = answer.json["defects"]
+    assert defect["where"] == "routed/layer_001.seg01.lyrw"
+    assert defect["place"] == {"layer": 1, "bank": "routed", "role": None, "segment": 1}
+    (container / "moe_manifest.json").write_text("{}")
+    answer = cli("show", container).ok()
+    assert "the banks of experts cannot be shown: moe_manifest.json: " in answer.err
+    assert [d["where"] for d in cli("verify", container, "--json").json["defects"]] == [
+        "moe_manifest.json", "routed/layer_001.seg01.lyrw", "moe_manifest.json",
+    ]  # fmt: skip

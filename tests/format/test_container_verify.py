@@ -265,9 +265,10 @@ def test_a_graph_that_cannot_be_read_is_a_defect_and_never_runs(
 
 def test_a_container_without_a_graph_is_verified_by_its_files(damaged: Path) -> None:
     def change(index: Any) -> None:
-        index.update(system_graph=None, moe_manifest="tokenizer.json")
+        index.update(system_graph=None, moe_manifest="moe_manifest.json")
 
-    edit_index(damaged, change)
+    write_json(damaged / "moe_manifest.json", {"schema": 1, "layers": [], "storages": []})
+    vouch_for(edit_index(damaged, change), "moe_manifest.json")
     assert lines(damaged) == []
     flip_byte(damaged / SEGMENT)
     assert len(lines(damaged)) == 1

@@ -11,11 +11,39 @@ import numpy as np
 import numpy.typing as npt
 from safetensors import safe_open
 
-__all__ = ["NAMES", "OWN", "ROOT", "Oracle", "load_oracle"]
+__all__ = [
+    "BANK_ENCODINGS",
+    "EXPERT_WIDTH",
+    "MIXTURES",
+    "NAMES",
+    "OWN",
+    "ROOT",
+    "Oracle",
+    "load_oracle",
+]
 
 OWN = Path(__file__).parent
 ROOT = Path(os.environ.get("LARQL_TEST_ORACLES") or OWN).absolute()
 NAMES = tuple(sorted(path.parent.name for path in ROOT.glob("*/recorded.safetensors")))
+
+# One oracle of each family with routed experts, and what its experts are rounded to.
+MIXTURES = (
+    "deepseek_v3",
+    "gemma4-experts",
+    "glm4_moe-groups",
+    "gpt_oss",
+    "granitemoehybrid-routed",
+    "inkling",
+    "kimi_linear",
+    "mixtral",
+    "olmoe",
+    "qwen3_5_moe",
+    "qwen3_moe",
+    "qwen3_next-routed",
+)
+BANK_ENCODINGS = ("q4_k", "mxfp4")
+EXPERT_WIDTH = 16
+"""What the width of these experts is a multiple of: kernels read padded rows in such steps."""
 
 
 @dataclass(frozen=True)

@@ -105,7 +105,10 @@ class Examiner:
             Where segments are cut further, so that operands of one bank can be compared.
         """
         number = value.tensor.partition("/")[0]
-        bank_id = int(number) if number.isascii() and number.isdigit() else -1
+        if not (number.isascii() and number.isdigit()):
+            text = f"its regions are named {value.tensor!r:.60}, expected bank/schema"
+            return {Segment(0, population): self._nowhere(value.operand, text)}
+        bank_id = int(number)
         held = self.held(files, bank_id, population, value.operand)
         expected = (value.shape[1] if len(value.shape) == 3 else 1, value.shape[-1])
         found: dict[Segment, State] = {}

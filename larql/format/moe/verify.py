@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from larql.errors import LarqlError
-from larql.format.closure import Defect
+from larql.format.closure import BankPlace, Defect
 from larql.format.graph import Component
 from larql.format.index import INDEX_NAME, Index, load_json
 from larql.format.moe.defects import manifest_defects
@@ -15,7 +15,7 @@ from larql.format.moe.from_graph import bank_files_of, manifest_of
 from larql.format.moe.manifest import Manifest
 from larql.format.moe.manifest_json import manifest_from_json
 
-__all__ = ["verify_manifest"]
+__all__ = ["read_manifest", "verify_manifest"]
 
 
 def verify_manifest(container: Path, index: Index, component: Component) -> Iterator[Defect]:
@@ -35,14 +35,10 @@ def verify_manifest(container: Path, index: Index, component: Component) -> Iter
         if files:
             yield Defect(INDEX_NAME, "names no manifest, but experts are routed to")
         return
-    path = container / name
-    try:
-        manifest = manifest_from_json(load_json(path), str(path))
-    except LarqlError as error:
-        yield Defect(name, str(error).removeprefix(f"{path}: "))
+    manifest, defects = read_manifest(container, name)
+    yield from defects
+    if manifest is None:
         return
-    for defect in manifest_defects(manifest):
-        yield Defect(name, defect.message)
     meant = manifest_of(component, files)
     for storage in manifest.storages:
         for file in storage.files:
@@ -50,6 +46,19 @@ def verify_manifest(container: Path, index: Index, component: Component) -> Iter
                 yield Defect(name, f"storage {storage.key} names {file}, which is no segment")
     if manifest != _cut_alike(meant, manifest):
         yield Defect(name, "is not the manifest that the graph implies")
+
+
+def read_manifest(container: Path, name: str) -> tuple[Manifest | None, list[Defect]]:
+    """Read a manifest, None if it cannot be, and say what is wrong with it in itself."""
+    path = container / name
+    try:
+        manifest = manifest_from_json(load_json(path), str(path))
+    except LarqlError as error:
+        return None, [Defect(name, str(error).removeprefix(f"{path}: "))]
+    return manifest, [
+        Defect(name, defect.message, BankPlace(defect.layer, defect.bank))
+        for defect in manifest_defects(manifest)
+    ]
 
 
 def _cut_alike(meant: Manifest | None, found: Manifest) -> Manifest | None:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
-__all__ = ["Defect", "OperandContract", "Site", "above_0", "at_least_1", "equal"]
+__all__ = ["BankPlace", "Defect", "OperandContract", "Site", "above_0", "at_least_1", "equal"]
 
 
 Site = Literal["attention", "ffn", "per_layer"]
@@ -38,11 +38,52 @@ class OperandContract:
 
 
 @dataclass(frozen=True)
+class BankPlace:
+    """Which part of the banks of experts is meant; what is None is not told apart.
+
+    Attributes
+    ----------
+    layer : int or None
+    bank : str or None
+        ``routed`` or ``shared``.
+    role : str or None
+        What the regions are to an expert: ``down``, ``gate_up_fused``.
+    segment : int or None
+        Place among the bank's files. None: all of it, or it is not cut.
+    """
+
+    layer: int | None
+    bank: str | None = None
+    role: str | None = None
+    segment: int | None = None
+
+    def text(self) -> str:
+        """Return it in words."""
+        parts = [
+            None if self.layer is None else f"layer {self.layer}",
+            None if self.bank is None else f"{self.bank} bank",
+            self.role,
+            None if self.segment is None else f"segment {self.segment}",
+        ]
+        return ", ".join(part for part in parts if part is not None)
+
+
+@dataclass(frozen=True)
 class Defect:
-    """One thing that keeps a container from closing, verifying or binding."""
+    """One thing that keeps a container from closing, verifying or binding.
+
+    Attributes
+    ----------
+    where : str
+        A file, an operand or a component.
+    problem : str
+    place : BankPlace or None
+        Of the banks of experts, where they are meant.
+    """
 
     where: str
     problem: str
+    place: BankPlace | None = None
 
     def line(self) -> str:
         """Return the defect as one line."""

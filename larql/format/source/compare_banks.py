@@ -33,7 +33,7 @@ def compare_bank(
     """
     source = binding.encoding
     verbatim = stored.encoding == source
-    recoding = Recoding(stored.encoding, verbatim, stored.requested)
+    recoding = Recoding(stored.encoding, verbatim, stored.requested, stored.stored_columns)
     meant = bank_representation(binding, recoding, stored.source.sha256)
     for what, found, expected in (
         ("shape", list(stored.shape), list(meant.shape)),

@@ -232,7 +232,7 @@ def _write(
     (directory / "segments").mkdir()
     shapes = {b.operand: b.shape for b in compiled.bindings}
     shapes.update((b.operand, b.shape) for b in compiled.banks)
-    total = sum(recodings[name].encoding.nbytes(shape) for name, shape in shapes.items())
+    total = sum(recodings[name].nbytes(shape) for name, shape in shapes.items())
     progress.start("extract", total)
     segments: dict[str, FileEntry] = {}
     representations: dict[str, Representation] = {}

@@ -9,6 +9,7 @@ from typing import Any
 
 from larql.errors import CompileError, EncodingError, LarqlError
 from larql.format.banks import BANK_SCHEMA, region_name
+from larql.format.encoding import ENCODINGS, Encoding
 from larql.format.index import FileEntry, Representation, SourceBinding
 from larql.format.lyrw.codes import BankKind, Role, format_code, packing_of
 from larql.format.lyrw.tables import Bank, BankSegment, RegionSchema, Tables
@@ -22,13 +23,24 @@ from larql.format.source.checkpoint import Checkpoint
 from larql.format.source.pieces import BankBinding, piece_chunks
 from larql.format.source.recode import Recoding, choose_encoding, recoded
 
-__all__ = ["bank_recoding", "bank_representation", "entry_chunks", "write_layer_banks"]
+__all__ = [
+    "bank_recoding",
+    "bank_representation",
+    "entry_chunks",
+    "padded_columns",
+    "write_layer_banks",
+]
 
 Digest = Any  # hashlib's objects have no public type
+
+_READABLE = 16  # logical columns of padded rows are a multiple, or no production kernel reads them
 
 
 def bank_recoding(binding: BankBinding, quant: str | None) -> Recoding:
     """Choose how the experts of one operand are stored; vectors are carried as they are.
+
+    Where blocks do not divide the rows, these are filled up to whole blocks if that takes no more
+    bytes than what would be stored instead.
 
     Raises
     ------
@@ -36,7 +48,19 @@ def bank_recoding(binding: BankBinding, quant: str | None) -> Recoding:
         As :attr:`BankBinding.encoding`.
     """
     matrix = len(binding.shape) == 3
-    return choose_encoding(binding.encoding, binding.columns, quant if matrix else None)
+    chosen = choose_encoding(binding.encoding, binding.columns, quant if matrix else None)
+    if chosen.requested is None:
+        return chosen
+    wanted = ENCODINGS[chosen.requested]
+    stored = padded_columns(wanted, chosen.encoding, binding.columns)
+    return chosen if stored is None else Recoding(wanted, verbatim=False, stored_columns=stored)
+
+
+def padded_columns(wanted: Encoding, instead: Encoding, columns: int) -> int | None:
+    """Return how far rows are filled up for an encoding; None where another one is smaller."""
+    stored = -(-columns // wanted.block_elements) * wanted.block_elements
+    smaller = wanted.row_bytes(stored) <= instead.row_bytes(columns)
+    return stored if smaller and columns % _READABLE == 0 else None
 
 
 def bank_representation(binding: BankBinding, recoding: Recoding, sha256: str) -> Representation:
@@ -52,6 +76,7 @@ def bank_representation(binding: BankBinding, recoding: Recoding, sha256: str) -
         tensor=region_name(ROUTED_BANK, binding.number),
         source=_source(binding, sha256),
         requested=recoding.requested,
+        stored_columns=recoding.stored_columns,
     )
 
 
@@ -100,7 +125,9 @@ def entry_chunks(
         yield from chunks
         return
     try:
-        yield from recoded(chunks, binding.encoding, recoding.encoding, binding.columns)
+        yield from recoded(
+            chunks, binding.encoding, recoding.encoding, binding.columns, recoding.stored_columns
+        )
     except LarqlError as error:
         raise EncodingError(f"{binding.operand}, expert {entry}: {error}") from None
 
@@ -115,7 +142,7 @@ def _tables(bindings: Sequence[BankBinding], recodings: Mapping[str, Recoding]) 
             format_code(recodings[b.operand].encoding),
             packing_of(recodings[b.operand].encoding),
             b.rows,
-            b.columns,
+            recodings[b.operand].stored_columns or b.columns,
         )
         for b in bindings
     )

@@ -113,18 +113,22 @@ class OperandBytes:
     def _encoded(self, value: Representation, data: bytes) -> bytes:
         """Return whole rows in the encoding that the checkpoint had."""
         source = ENCODINGS[value.source.encoding]
-        if value.encoding == source:
+        columns, stored = value.shape[-1], value.stored_shape[-1]
+        if value.encoding == source and columns == stored:
             return data
         import numpy as np
 
         from larql.format.codec import decode, encode
 
-        columns = value.shape[-1]
-        rows = np.frombuffer(data, np.uint8).reshape(-1, value.encoding.row_bytes(columns))
+        rows = np.frombuffer(data, np.uint8).reshape(-1, value.encoding.row_bytes(stored))
+        if value.encoding == source:
+            return rows[:, : source.row_bytes(columns)].tobytes()
         step = max(1, _CHUNK // (4 * columns))
         try:
             return b"".join(
-                encode(source, decode(value.encoding, rows[at : at + step], columns)).tobytes()
+                encode(
+                    source, decode(value.encoding, rows[at : at + step], stored)[:, :columns]
+                ).tobytes()
                 for at in range(0, len(rows), step)
             )
         except EncodingError as error:

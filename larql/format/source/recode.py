@@ -20,7 +20,7 @@ __all__ = [
     "stored_chunks",
 ]
 
-QUANT_CHOICES = ("q8_0", "q4_0", "q4_k", "q6_k")
+QUANT_CHOICES = ("q8_0", "q4_0", "q4_k", "q6_k", "mxfp4")
 
 # Where rows do not hold whole blocks of 256, the 32-element encoding of the next width up.
 _NARROWER_BLOCK = {"q4_k": "q5_0", "q6_k": "q8_0"}
@@ -39,16 +39,23 @@ class Recoding:
         Whether the checkpoint's bytes are carried as they are.
     requested : str or None
         The encoding that was asked for, where another one had to be taken.
+    stored_columns : int or None
+        The last extent as stored, where rows are filled up to whole blocks.
     """
 
     encoding: Encoding
     verbatim: bool
     requested: str | None = None
+    stored_columns: int | None = None
 
     @property
     def fidelity(self) -> str:
         """Fidelity of the stored bytes to the source."""
         return "source-exact" if self.verbatim else "numerically-approximate"
+
+    def nbytes(self, shape: tuple[int, ...]) -> int:
+        """Return the stored size of an operand of some shape."""
+        return self.encoding.nbytes((*shape[:-1], self.stored_columns or shape[-1]))
 
 
 def choose_recoding(binding: Binding, quant: str | None) -> Recoding:
@@ -121,9 +128,13 @@ def stored_chunks(checkpoint: Checkpoint, binding: Binding, recoding: Recoding) 
 
 
 def recoded(
-    chunks: Iterable[bytes], source: Encoding, target: Encoding, columns: int
+    chunks: Iterable[bytes],
+    source: Encoding,
+    target: Encoding,
+    columns: int,
+    stored_columns: int | None = None,
 ) -> Iterator[bytes]:
-    """Encode rows anew, given some whole ones at a time.
+    """Encode rows anew, given some whole ones at a time, filled up with zeros to stored columns.
 
     Raises
     ------
@@ -137,4 +148,7 @@ def recoded(
     row_bytes = source.row_bytes(columns)
     for chunk in chunks:
         rows = np.frombuffer(chunk, dtype=np.uint8).reshape(-1, row_bytes)
-        yield encode(target, decode(source, rows, columns)).tobytes()
+        values = decode(source, rows, columns)
+        if stored_columns is not None:
+            values = np.pad(values, ((0, 0), (0, stored_columns - columns)))
+        yield encode(target, values).tobytes()

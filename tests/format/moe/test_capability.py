@@ -10,13 +10,10 @@ import pytest
 
 from larql.errors import BindingDefect, ContainerError, UsageError
 from larql.format.container import Container, verify_container
-from larql.format.lyrw.tables import BankSegment, Tables
 from larql.format.lyrw.v2 import BankFile
-from larql.format.lyrw.v2_writer import write_banks
 from larql.format.moe.capability import Capability, capability_of
 from larql.format.moe.findings import Cause, Operation
 from larql.format.progress import SilentProgress
-from larql.format.segment import hash_file
 from larql.format.source.reconstruct import reconstruct
 from larql.runtime.operands import OperandStore, StoredBank
 from tests.builders.containers import (
@@ -25,9 +22,11 @@ from tests.builders.containers import (
     edit_index,
     make_container,
     read_json,
+    vouch_for,
     write_json,
 )
 from tests.builders.models import LlamaSpec, write_llama_safetensors
+from tests.builders.shards import cut_bank
 
 ORACLES = Path(__file__).parents[2] / "oracles"
 BANK = "routed/layer_001.lyrw"
@@ -59,19 +58,6 @@ def store_of(directory: Path) -> OperandStore:
 
 def of(found: Capability, name: str) -> Operation:
     return next(operation for operation in found.operations if operation.name == name)
-
-
-def vouch(directory: Path, name: str) -> None:
-    """Let the index vouch for a file as it is now."""
-    entry = hash_file(directory / name)
-
-    def change(index: Any) -> None:
-        for part in ("files", "segments"):
-            if part == "files" or name in index["segments"]:
-                known = index[part].get(name, {"schema": "lyrw"} if part == "segments" else {})
-                index[part][name] = {**known, "size": entry.size, "sha256": entry.sha256}
-
-    edit_index(directory, change)
 
 
 # --- whole ------------------------------------------------------------------------------------
@@ -280,7 +266,7 @@ def test_a_whole_path_whose_down_is_unreadable_refuses_decoding_by_its_codec(
     place = next(i for i, schema in enumerate(schemas) if schema.role == 3)
     struct.pack_into("<H", data, SCHEMAS_AT + 20 * place + 4, 4711)
     path.write_bytes(data)
-    vouch(directory, BANK)
+    vouch_for(directory, BANK)
     found = ask(directory)
     (diagnosis,) = of(found, "local_decode").diagnoses
     assert diagnosis.cause is Cause.UNUSABLE_REGION
@@ -298,7 +284,7 @@ def test_all_experts_present_and_a_transform_missing(mixture: Path, tmp_path: Pa
         "routed_output": f"{LAYER}/latent_out",
     }
     write_json(directory / "moe_manifest.json", manifest)
-    vouch(directory, "moe_manifest.json")
+    vouch_for(directory, "moe_manifest.json")
     decode = of(ask(directory), "local_decode")
     assert not decode.admitted
     assert [(d.cause, d.where) for d in decode.diagnoses] == [
@@ -333,45 +319,6 @@ def test_banks_that_are_not_asked_for_are_outside(mixture: Path, tmp_path: Path)
         capability_of(Container(directory), layers=(7, 9))
 
 
-def shard(directory: Path, parts: int = 2) -> list[str]:
-    """Cut one layer's bank into files, as the manifest then says."""
-    path = directory / BANK
-    whole = BankFile(path, Container(directory).index.schema)
-    (bank,) = whole.tables.banks
-    width = bank.num_entries // parts
-    names = [f"routed/layer_001.seg{number:02d}.lyrw" for number in range(parts)]
-    for number, name in enumerate(names):
-        segment = BankSegment(bank.bank_id, number, number * width, width)
-        tables = Tables(whole.tables.logical_layer, (bank,), (segment,), one_of_several=True)
-        with write_banks(directory / name, tables) as writer:
-            for entry in range(segment.first_entry, segment.end):
-                for schema in bank.schemas:
-                    data = whole.stored_bytes(bank.bank_id, entry, schema).tobytes()
-                    writer.region(bank.bank_id, entry, schema, [data])
-    manifest = read_json(directory / "moe_manifest.json")
-    manifest["storages"][1]["files"] = names
-    write_json(directory / "moe_manifest.json", manifest)
-
-    def change(index: Any) -> None:
-        for part in ("files", "segments"):
-            index[part].pop(BANK)
-        for value in index["representations"].values():
-            if value["segment"] == BANK:
-                value["segment"] = names[0]
-
-    edit_index(directory, change)
-    path.unlink()
-    for name in (*names, "moe_manifest.json"):
-        vouch(directory, name)
-
-    def lyrw(index: Any) -> None:
-        for name in names:
-            index["segments"][name] = {"schema": "lyrw", **index["files"][name]}
-
-    edit_index(directory, lyrw)
-    return names
-
-
 def _entries(store: OperandStore, name: str, shape: tuple[int, ...]) -> tuple[Any, ...]:
     found = store.fetch(name, shape)
     assert isinstance(found, StoredBank)
@@ -380,7 +327,7 @@ def _entries(store: OperandStore, name: str, shape: tuple[int, ...]) -> tuple[An
 
 def test_shards_are_judged_together_and_by_segment(mixture: Path, tmp_path: Path) -> None:
     directory = copy_container(mixture, tmp_path / "c")
-    names = shard(directory)
+    names = cut_bank(directory)
     found = ask(directory)
     assert of(found, "walk").admitted and of(found, "local_decode").admitted
     assert verify_container(Container(directory), SilentProgress()) == []
@@ -464,7 +411,7 @@ def test_an_unsound_manifest_is_a_missing_contract(mixture: Path, tmp_path: Path
     manifest = read_json(directory / "moe_manifest.json")
     manifest["layers"][1]["router"]["selection"]["k"] = 99
     write_json(directory / "moe_manifest.json", manifest)
-    vouch(directory, "moe_manifest.json")
+    vouch_for(directory, "moe_manifest.json")
     (diagnosis,) = of(ask(directory), "local_decode").diagnoses
     assert (diagnosis.cause, diagnosis.where) == (Cause.MISSING_CONTRACT, "moe_manifest.json")
     assert "99" in diagnosis.detail

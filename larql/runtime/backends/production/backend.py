@@ -55,7 +55,7 @@ from larql.runtime.readout import HeadReadout
 from larql.runtime.regions import KvRegion, Region, needed_rows
 from larql.runtime.routes import ExpertRoute, LeftOutNotes
 from larql.runtime.state import State
-from larql.runtime.taps import BlockTaps
+from larql.runtime.taps import BlockTaps, tell
 from larql.runtime.token_inputs import LayerInputs
 from larql.runtime.whole_regions import StripRegion, WholeRegion
 
@@ -215,12 +215,14 @@ class ProductionBackend(Backend):
         """Run one block and add its output."""
         self._arithmetic.memory.restart()
         inputs = self._arithmetic.norm(block.norm, carrier)
+        tell(taps, "norm", inputs)
         inner = regions if block.conv is None else regions[:-1]
         delta = mix(block.mixer, inputs, inner, start, taps, self._arithmetic, tokens, notes)
         if block.conv is not None:
             (rows,) = whole(regions[-1:])
             (delta,) = convolved([(block.conv, rows, delta)], self._arithmetic)
         delta = self._arithmetic.norm(block.post_norm, delta)
+        tell(taps, "output", delta)
         carrier = np.ascontiguousarray(carrier)
         add_scaled(carrier, delta, block.residual_scale)
         if block.carrier_scale is not None:

@@ -19,7 +19,7 @@ from larql.runtime.backends.production.arithmetic import Arithmetic, Float32
 from larql.runtime.backends.production.rotation import rotation
 from larql.runtime.latent_region import LatentRegion
 from larql.runtime.regions import Region
-from larql.runtime.taps import BlockTaps
+from larql.runtime.taps import BlockTaps, tell
 
 __all__ = ["latent_attention"]
 
@@ -55,6 +55,7 @@ def latent_attention(
         rotate(tail.reshape(count, 1, -1), angles.cos, angles.sin, mixer.rope.layout)
     rows = memory.take((count, mixer.key_dim))
     join(latent, tail, rows)
+    tell(taps, "latent", rows)
     keys, values = region.kept.keys, region.kept.values
     write_rows(rows.reshape(count, 1, -1), latent.reshape(count, 1, -1), keys, values, start)
     query = memory.take((count, heads, mixer.key_dim))
@@ -66,6 +67,7 @@ def latent_attention(
     out = memory.take((count, heads, mixer.value_dim))
     up = arithmetic.by_rows(mixer.v_up.weight)
     raise_heads(mixed, up.data, up.encoding.name, out)
+    tell(taps, "heads", out)
     if taps is not None and taps.heads is not None:
         copy(out, taps.heads)
     if taps is not None and taps.queries is not None:

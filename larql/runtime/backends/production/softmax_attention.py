@@ -16,7 +16,7 @@ from larql.runtime.backends.production.arithmetic import Arithmetic, Float32
 from larql.runtime.backends.production.recurrence import convolved, whole
 from larql.runtime.backends.production.rotation import rotation
 from larql.runtime.regions import KvRegion, Region
-from larql.runtime.taps import BlockTaps
+from larql.runtime.taps import BlockTaps, tell
 
 __all__ = ["softmax_attention"]
 
@@ -61,7 +61,10 @@ def softmax_attention(
     distances = None
     if mixer.distance is not None and mixes is not None:
         distances = Distances(mixes, arithmetic.profiles(mixer.distance.profiles))
+    tell(taps, "q", q)
     if mixer.k is not None:
+        tell(taps, "k", k)
+        tell(taps, "v", v)
         write_rows(k, v, region.keys, region.values, start)
     sinks = None if mixer.sinks is None else arithmetic.vectors[mixer.sinks]
     out = arithmetic.memory.take((count, mixer.heads, mixer.value_dim))
@@ -75,10 +78,14 @@ def softmax_attention(
         copy(q, taps.queries)
         if mixes is not None and taps.mixes is not None:
             copy(mixes, taps.mixes)
+    tell(taps, "heads", out)
     mixed = out.reshape(count, -1)
     if mixer.gate is not None:
         gate(next(made), mixed, "sigmoid", mixed)
-    return arithmetic.linear(mixer.o, mixed)
+        tell(taps, "gated", mixed)
+    output = arithmetic.linear(mixer.o, mixed)
+    tell(taps, "o", output)
+    return output
 
 
 def _convolved(

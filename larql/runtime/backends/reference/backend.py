@@ -37,7 +37,7 @@ from larql.runtime.operands import StoredBank, StoredOperand
 from larql.runtime.readout import HeadReadout
 from larql.runtime.regions import KvRegion, Region, RowRegion
 from larql.runtime.routes import ExpertRoute, LeftOutNotes
-from larql.runtime.taps import BlockTaps
+from larql.runtime.taps import BlockTaps, tell
 from larql.runtime.token_inputs import LayerInputs
 from larql.runtime.whole_regions import WholeRegion
 
@@ -131,14 +131,17 @@ class ReferenceBackend(Backend):
     ) -> Carrier:
         """Run one block and add its output."""
         inputs = [self._arithmetic.norm(block.norm, row) for row in carrier.astype(np.float64)]
+        tell(taps, "norm", inputs)
         inner = regions if block.conv is None else regions[:-1]
         outputs = mix(block.mixer, inputs, inner, start, taps, self._arithmetic, tokens, notes)
         if block.conv is not None:
             (rows,) = whole(regions[-1:])
             outputs = convolved(block.conv, outputs, rows, self._arithmetic)
+        outputs = [self._arithmetic.norm(block.post_norm, output) for output in outputs]
+        tell(taps, "output", outputs)
         written = carrier.astype(np.float64)
         for row, output in zip(written, outputs, strict=True):
-            row += block.residual_scale * self._arithmetic.norm(block.post_norm, output)
+            row += block.residual_scale * output
             if block.carrier_scale is not None:
                 row *= self._arithmetic.vector(block.carrier_scale)
         return written.astype(np.float32)

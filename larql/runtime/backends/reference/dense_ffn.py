@@ -10,7 +10,7 @@ import numpy as np
 from larql.format.graph import DenseFfn
 from larql.runtime.backends.reference.arithmetic import Arithmetic, Float64
 from larql.runtime.regions import Region
-from larql.runtime.taps import BlockTaps
+from larql.runtime.taps import BlockTaps, tell
 
 __all__ = ["ACTIVATIONS", "dense_ffn"]
 
@@ -50,9 +50,16 @@ def dense_ffn(
     act = ACTIVATIONS[mixer.activation]
     ups = arithmetic.linear(mixer.up, inputs)
     if mixer.gate is None:
+        tell(taps, "up", ups)
         inner = [act(up) for up in ups]
     else:
         gates = arithmetic.linear(mixer.gate, inputs)
+        tell(taps, "gate", gates)
+        tell(taps, "up", ups)
         inner = [act(gate) * up for gate, up in zip(gates, ups, strict=True)]
-    found = arithmetic.linear(mixer.down, inner)
-    return found if mixer.scale is None else [y * arithmetic.vector(mixer.scale) for y in found]
+    tell(taps, "activation", inner)
+    outputs = arithmetic.linear(mixer.down, inner)
+    if mixer.scale is not None:
+        outputs = [output * arithmetic.vector(mixer.scale) for output in outputs]
+    tell(taps, "down", outputs)
+    return outputs

@@ -11,7 +11,7 @@ from larql.runtime.backends.reference.arithmetic import Arithmetic, Float64
 from larql.runtime.backends.reference.rotation import frequencies, rotate
 from larql.runtime.latent_region import LatentRegion
 from larql.runtime.regions import Region, RowRegion
-from larql.runtime.taps import BlockTaps
+from larql.runtime.taps import BlockTaps, tell
 
 __all__ = ["latent_attention"]
 
@@ -35,10 +35,13 @@ def latent_attention(
 
     latents = arithmetic.linear(mixer.latent, inputs)
     tails = arithmetic.linear(mixer.k_rope, inputs)
+    made = []
     for t, (latent, tail) in enumerate(zip(latents, tails, strict=True)):
         latent = arithmetic.norm(mixer.latent_norm, latent)
         row = np.concatenate([latent, turned(tail[None], start + t)[0]])
         region.kept.write(start + t, row[None, None], latent[None, None])
+        made.append(row)
+    tell(taps, "latent", made)
     rows = region.kept.key_rows(np.arange(start + len(inputs)))[:, 0].astype(np.float64)
     kept = list(rows[:, : mixer.latent_dim])
     keys = np.stack(arithmetic.linear(mixer.k_up, kept)).reshape(len(rows), mixer.heads, -1)
@@ -65,6 +68,7 @@ def latent_attention(
             taps.heads[t] = out
         if taps is not None and taps.queries is not None:
             taps.queries[t] = _carried_over(mixer, nope, rope, arithmetic)
+    tell(taps, "heads", [row.reshape(mixer.heads, -1) for row in mixed])
     return arithmetic.linear(mixer.o, mixed)
 
 

@@ -13,7 +13,7 @@ from larql.runtime.backends.reference.arithmetic import Arithmetic, Float64
 from larql.runtime.backends.reference.recurrence import convolved, whole
 from larql.runtime.backends.reference.rotation import frequencies, rotate
 from larql.runtime.regions import Region, RowRegion
-from larql.runtime.taps import BlockTaps
+from larql.runtime.taps import BlockTaps, tell
 
 __all__ = ["biases", "head_weights", "seen", "softmax_attention"]
 
@@ -36,28 +36,34 @@ def softmax_attention(
     def turned(rows: Float64, position: int) -> Float64:
         return rows if mixer.rope is None else rotate(rows, mixer.rope, turning, position)
 
-    if mixer.k is not None:
-        keys = arithmetic.linear(mixer.k, inputs)
-        if mixer.k_conv is not None:
-            (rows,) = whole([next(convolutions)])
-            keys = convolved(mixer.k_conv, keys, rows, arithmetic)
-        values = keys if mixer.v is None else arithmetic.linear(mixer.v, inputs)
-        if mixer.v_conv is not None:
-            (rows,) = whole([next(convolutions)])
-            values = convolved(mixer.v_conv, values, rows, arithmetic)
-        for t, (k, v) in enumerate(zip(keys, values, strict=True)):
-            key = _heads(k, mixer.kv_heads, mixer.k_norm, mixer.clip, arithmetic)
-            value = _heads(v, mixer.kv_heads, mixer.v_norm, mixer.clip, arithmetic)
-            region.write(start + t, turned(key, start + t)[None], value[None])
-    mixes = None if mixer.distance is None else arithmetic.linear(mixer.distance.mix, inputs)
-    mixed = []
+    asked = []
     for t, q in enumerate(queries):
         query = _heads(q, mixer.heads, mixer.q_norm, mixer.clip, arithmetic)
-        factor = _position_factor(mixer, start + t)
-        query = turned(query, start + t) * factor
+        asked.append(turned(query, start + t) * _position_factor(mixer, start + t))
+    tell(taps, "q", asked)
+    if mixer.k is not None:
+        raw = arithmetic.linear(mixer.k, inputs)
+        if mixer.k_conv is not None:
+            (rows,) = whole([next(convolutions)])
+            raw = convolved(mixer.k_conv, raw, rows, arithmetic)
+        other = raw if mixer.v is None else arithmetic.linear(mixer.v, inputs)
+        if mixer.v_conv is not None:
+            (rows,) = whole([next(convolutions)])
+            other = convolved(mixer.v_conv, other, rows, arithmetic)
+        heads, norms = mixer.kv_heads, (mixer.k_norm, mixer.v_norm)
+        keys = [_heads(k, heads, norms[0], mixer.clip, arithmetic) for k in raw]
+        keys = [turned(key, start + t) for t, key in enumerate(keys)]
+        values = [_heads(v, heads, norms[1], mixer.clip, arithmetic) for v in other]
+        tell(taps, "k", keys)
+        tell(taps, "v", values)
+        for t, (key, value) in enumerate(zip(keys, values, strict=True)):
+            region.write(start + t, key[None], value[None])
+    mixes = None if mixer.distance is None else arithmetic.linear(mixer.distance.mix, inputs)
+    mixed = []
+    for t, query in enumerate(asked):
         added = None
         if mixes is not None:
-            mix = mixes[t].reshape(mixer.heads, -1) * factor
+            mix = mixes[t].reshape(mixer.heads, -1) * _position_factor(mixer, start + t)
             added = biases(mixer, mix, len(seen(mixer, start + t)), arithmetic)
             if taps is not None and taps.mixes is not None:
                 taps.mixes[t] = mix
@@ -66,10 +72,14 @@ def softmax_attention(
             taps.queries[t] = query
         if taps is not None and taps.heads is not None:
             taps.heads[t] = mixed[-1].reshape(mixer.heads, mixer.value_dim)
+    tell(taps, "heads", [row.reshape(mixer.heads, -1) for row in mixed])
     if mixer.gate is not None:
         gates = arithmetic.linear(mixer.gate, inputs)
         mixed = [row / (1.0 + np.exp(-gate)) for row, gate in zip(mixed, gates, strict=True)]
-    return arithmetic.linear(mixer.o, mixed)
+        tell(taps, "gated", mixed)
+    outputs = arithmetic.linear(mixer.o, mixed)
+    tell(taps, "o", outputs)
+    return outputs
 
 
 def seen(mixer: SoftmaxAttention | LatentAttention, position: int) -> npt.NDArray[np.int64]:

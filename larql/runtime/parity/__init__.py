@@ -1,0 +1,1 @@
+"""Parity: whether two runs of a model agree, and where they stop to."""
