@@ -141,9 +141,11 @@ class Container:
         except SourceError as error:
             raise ContainerError(str(error)) from None
         if found != entry.sha256:
+            packed = any(v.packs and v.segment == name for v in self.index.representations.values())
+            remedy = "pack the container again" if packed else "extract the model again"
             raise ContainerError(
                 f"{self.path / name}: has sha256 {found}, the index vouches for {entry.sha256}; "
-                f"the file is damaged, extract the model again"
+                f"the file is damaged, {remedy}"
             )
         self._checked.add(name)
 
@@ -352,7 +354,8 @@ def _verify_profiles(container: Container) -> Iterator[Defect]:
 
 def _verify_packed(container: Container, damaged: set[str], progress: Progress) -> Iterator[Defect]:
     """Unpack what was packed from something else, and compare."""
-    values = [value for value in container.index.representations.values() if value.packs]
+    known = container.index.representations.values()
+    values = [value for value in known if value.packs or value.encoding.unpacked]
     values = [value for value in values if value.segment not in damaged]
     if not values:
         return

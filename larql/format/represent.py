@@ -32,7 +32,7 @@ from larql.format.moe.profiles import DEFAULT, Selection
 from larql.format.progress import Progress
 from larql.format.segment import SegmentTensor, write_segment, write_stream
 from larql.format.siblings import packed_fidelity, stored_slabs
-from larql.format.source.extract import check_apart, precision_map
+from larql.format.source.extract import check_beside, precision_map
 
 __all__ = ["PACKED", "Packing", "pack_container"]
 
@@ -98,7 +98,7 @@ def pack_container(
     ContainerError
         If a file of the container is missing or has other bytes than the index says.
     """
-    check_apart(output, [container.path])
+    check_beside(output, container.path)
     check_output(output, force=force, replaceable=is_container)
     _check_unpacked(container)
     chosen, left = _choose(container)

@@ -6,17 +6,18 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from larql.errors import LarqlError
-from larql.format.container import Container
-from larql.format.index import Representation
+from larql.format.index import Index, Representation
 from larql.format.moe.authority import Level, level_of
 
 if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
+    from larql.format.container import Container
+
     Rows = npt.NDArray[np.uint8]
 
-__all__ = ["packed_fidelity", "sibling_problem", "stored_slabs"]
+__all__ = ["packed_fidelity", "sibling_problem", "stated_problem", "stored_slabs"]
 
 _CHUNK = 4 << 20
 
@@ -50,6 +51,30 @@ def stored_slabs(container: Container, value: Representation, rows: int) -> Iter
         yield stored[at : at + step]
 
 
+def stated_problem(index: Index, value: Representation) -> str | None:
+    """Return what is wrong with what the index says of a representation's packing, or None.
+
+    What is in packed rows names what it packs, and nothing else does.
+    """
+    enc = value.encoding
+    if enc.unpacked is None:
+        if value.packs is None:
+            return None
+        return f"packs {value.packs!r:.80}, but {enc.name} is no packed encoding"
+    if value.packs is None:
+        return f"is in {enc.name} and does not say what it packs"
+    other = index.representations.get(value.packs)
+    if other is None:
+        return f"packs {value.packs!r:.80}, which is not in the container"
+    if (other.operand, other.shape, other.encoding.name) != (
+        value.operand, value.shape, enc.unpacked,
+    ):  # fmt: skip
+        return f"packs {other.id}, which is not the same operand in {enc.unpacked}"
+    if level_of(value.fidelity) < level_of(packed_fidelity(other)):
+        return f"is called {value.fidelity}, but packs {other.id}, which is {other.fidelity}"
+    return None
+
+
 def sibling_problem(container: Container, value: Representation) -> str | None:
     """Return what is wrong with a representation that says what it packs, None if nothing is.
 
@@ -59,16 +84,10 @@ def sibling_problem(container: Container, value: Representation) -> str | None:
 
     from larql.format.codec import unpack
 
-    index, enc = container.index, value.encoding
-    other = None if value.packs is None else index.representations.get(value.packs)
-    if other is None:
-        return f"packs {value.packs!r:.80}, which is not in the container"
-    if (other.operand, other.shape, other.encoding.name) != (
-        value.operand, value.shape, enc.unpacked,
-    ):  # fmt: skip
-        return f"packs {other.id}, which is not the same operand in {enc.unpacked}"
-    if level_of(value.fidelity) < level_of(packed_fidelity(other)):
-        return f"is called {value.fidelity}, but packs {other.id}, which is {other.fidelity}"
+    problem, enc = stated_problem(container.index, value), value.encoding
+    if problem is not None:
+        return problem
+    other = container.index.representations[str(value.packs)]
     try:
         pairs = zip(
             stored_slabs(container, value, enc.slab_rows),

@@ -16,6 +16,7 @@ from larql.format.encoding import Encoding
 from larql.format.index import Representation
 from larql.format.moe.profiles import Selection
 from larql.format.segment import Segment
+from larql.format.siblings import stated_problem
 
 if TYPE_CHECKING:
     from larql.format.banks import EntryRegions, RegionPlace
@@ -207,6 +208,12 @@ class OperandStore:
     def _representation(self, name: str, shape: tuple[int, ...]) -> Representation:
         """Return what serves an operand, if it has the shape that the operation needs."""
         representation = self.selection.serving(name, str(self.container.path))
+        problem = stated_problem(self.container.index, representation)
+        if problem is not None:
+            raise BindingDefect(
+                f"{self.container.path}: operand {name}: {representation.id} {problem}; pack the "
+                f"container again"
+            )
         if representation.shape != shape:
             raise BindingDefect(
                 f"{self.container.path}: operand {name} has shape {list(representation.shape)}, "

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import numpy as np
 import pytest
 
 from larql.errors import (
+    BindingDefect,
     ContainerError,
     EncodingError,
     LarqlError,
@@ -26,6 +28,7 @@ from larql.format.moe.findings import Operation
 from larql.format.progress import SilentProgress
 from larql.format.represent import Packing, pack_container
 from larql.format.source.reconstruct import reconstruct
+from larql.runtime.operands import OperandStore
 from tests.builders.containers import (
     copy_container,
     edit_index,
@@ -253,6 +256,8 @@ def test_refusals_leave_nothing(plain: Path, packed: Path, tmp_path: Path) -> No
         pack(named, out)
     with pytest.raises(OutputError, match="holds the source"):
         pack(plain, plain, force=True)
+    with pytest.raises(OutputError, match="lies in the container itself"):
+        pack(plain, plain / "packed")
     with pytest.raises(OutputError, match="exists; give --force"):
         pack(plain, floats.path)
     assert not out.exists()
@@ -310,14 +315,20 @@ def test_verify_unpacks_again(packed: Path, tmp_path: Path) -> None:
         ({"packs": "nothing"}, "packs 'nothing', which is not in the container"),
         ({"packs": "target.layer.001/ffn.down.weight"}, "not the same operand in q8_0"),
         ({"packs": f"{DOWN}@packed"}, "not the same operand in q8_0"),
+        ({"packs": None}, "is in q8_0_r16 and does not say what it packs"),
+        ({"encoding": "q8_0"}, "but q8_0 is no packed encoding"),
         ({"fidelity": "source-exact"}, "is called source-exact, but packs"),
     ],
 )
 def test_verify_holds_what_is_said_of_packing(
     packed: Path, fields: dict[str, object], words: str, tmp_path: Path
 ) -> None:
-    (found,) = defects(_changed(packed, tmp_path / "a", **fields))
-    assert words in found
+    directory = _changed(packed, tmp_path / "a", **fields)
+    assert words in "; ".join(defects(directory))
+    container = Container(directory)
+    store = OperandStore(container, container.select("packed"))
+    with pytest.raises(BindingDefect, match=re.escape(words)):
+        store.fetch(DOWN, container.operands[DOWN].shape)
 
 
 def test_verify_resolves_every_profile(packed: Path, tmp_path: Path) -> None:

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, cast
 
-from larql.errors import OutputError
 from larql.format.atomic import check_output, write_directory
 from larql.format.banks import BANK_SCHEMA
 from larql.format.container import Container, is_container
@@ -37,7 +35,7 @@ from larql.format.slicing.banks import file_size, write_cut
 from larql.format.slicing.plan import SlicePlan
 from larql.format.slicing.profiles import sliced_profiles, sliced_variants
 from larql.format.slicing.share import share_file
-from larql.format.source.extract import GRAPH_NAME, MANIFEST_NAME, check_apart, precision_map
+from larql.format.source.extract import GRAPH_NAME, MANIFEST_NAME, check_beside, precision_map
 
 __all__ = ["Made", "Planned", "check_slice_output", "planned_files", "write_slice"]
 
@@ -118,9 +116,7 @@ def check_slice_output(container: Container, output: Path, *, force: bool) -> No
     OutputError
         If it is the container, holds it, lies in it, or exists and must not be replaced.
     """
-    check_apart(output, [container.path])
-    if Path(os.path.realpath(container.path)) in Path(os.path.realpath(output)).parents:
-        raise OutputError(f"{output}: lies in the container itself; choose another path")
+    check_beside(output, container.path)
     check_output(output, force=force, replaceable=is_container)
 
 

@@ -53,6 +53,7 @@ __all__ = [
     "MANIFEST_NAME",
     "Extraction",
     "check_apart",
+    "check_beside",
     "extract",
     "graph_document",
     "manifest_document",
@@ -220,6 +221,19 @@ def check_apart(output: Path, inputs: Iterable[Path]) -> None:
         real = Path(os.path.realpath(source))
         if target == real or target in real.parents:
             raise OutputError(f"{output}: holds the source {source}; choose another path")
+
+
+def check_beside(output: Path, container: Path) -> None:
+    """Refuse an output that is a container, that holds it, or that lies in it.
+
+    Raises
+    ------
+    OutputError
+        Saying which.
+    """
+    check_apart(output, [container])
+    if Path(os.path.realpath(container)) in Path(os.path.realpath(output)).parents:
+        raise OutputError(f"{output}: lies in the container itself; choose another path")
 
 
 def _write(

@@ -21,7 +21,7 @@ from larql.format.progress import Progress
 from larql.format.rows import row_count
 from larql.format.safetensors_header import contiguous_entries, serialize_header
 from larql.format.segment import write_stream
-from larql.format.source.extract import check_apart
+from larql.format.source.extract import check_beside
 from larql.format.source.operand_bytes import OperandBytes
 from larql.format.source.recipes import Plan, Target, plan_reconstruction
 from larql.format.tokenizer import SOURCE_CONFIG
@@ -98,7 +98,7 @@ def reconstruct(
     OutputError
         If the output exists or cannot be written. No partial directory is left behind.
     """
-    check_apart(output, [container.path])
+    check_beside(output, container.path)
     kind = "a reconstructed checkpoint"
     check_output(output, force=force, replaceable=is_reconstruction, kind=kind)
     plan = plan_reconstruction(container)
