@@ -96,6 +96,16 @@ def test_an_expert_that_is_not_bound_is_refused_with_its_coordinates(
     assert found is not None and found.segment is not None and found.entry < 4
 
 
+@pytest.mark.parametrize("backend", ["production", "reference"])
+def test_a_container_of_which_no_expert_is_bound_refuses_by_name(
+    shards: list[Container], backend: str
+) -> None:
+    none = ExpertAccess(shard=(0, 3))
+    run = open_run(shards[2], RunOptions(backend=backend, experts=none))
+    with pytest.raises(ResidencyRefusal, match="experts none of 8 are bound"):
+        run.session(8).advance(TOKENS)
+
+
 def test_ranges_and_shards_that_do_not_fit_are_refused(
     whole: Container, shards: list[Container], tmp_path: Path
 ) -> None:

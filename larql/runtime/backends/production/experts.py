@@ -169,12 +169,14 @@ class Experts:
 
 def _alike(bank: StoredBank, rows: slice | None = None) -> Alike:
     """Return the matrices of a bank, or some rows of each, for kernels."""
-    resident = [None if data is None else bank.entry(e) for e, data in enumerate(bank.entries)]
-    if rows is not None:
-        resident = [None if entry is None else entry.rows_at(rows) for entry in resident]
-    count, columns = next(entry.shape for entry in resident if entry is not None)
-    entries = [None if entry is None else entry.data for entry in resident]
-    return Alike(entries, bank.encoding.name, count, columns, bank.stored_columns)
+    taken = rows or slice(None)
+    entries = [
+        None if data is None else bank.entry(expert).rows_at(taken).data
+        for expert, data in enumerate(bank.entries)
+    ]
+    _, count, columns = bank.shape
+    height = len(range(*taken.indices(count)))
+    return Alike(entries, bank.encoding.name, height, columns, bank.stored_columns)
 
 
 def _vectors(bank: StoredBank | None) -> Float32 | None:
