@@ -309,7 +309,7 @@ def test_a_shard_holds_the_bytes_of_its_experts(
         file: BankFile = found.bank_file(here.segment)
         assert file.tables.one_of_several == (experts != (0, 7))
         for entry in range(*experts):
-            stored = file.stored_bytes(whole.bank_id, entry, whole.schema)
+            stored = file.stored_bytes(whole.place.bank, entry, whole.schema)
             assert stored.tobytes() == whole.stored(entry).tobytes()
         segments = file.tables.segments
         assert [(s.first_entry, s.end) for s in segments] == [experts]
