@@ -28,6 +28,7 @@ from larql.runtime.session import Session
 from larql.runtime.walk.answer import BankFeatures, Walk, WalkOptions
 from larql.runtime.walk.queries import read_vector
 from larql.runtime.walk.run import walk
+from tests.builders import expert_banks
 from tests.builders.containers import (
     copy_container,
     edit_index,
@@ -59,6 +60,13 @@ def interleaved(tmp_path_factory: pytest.TempPathFactory) -> Container:
 def halves(tmp_path_factory: pytest.TempPathFactory) -> Container:
     at = tmp_path_factory.mktemp("halves")
     return make_container(ORACLES / "granitemoehybrid-routed" / "checkpoint", at / "a")
+
+
+@pytest.fixture(scope="module")
+def weighted(tmp_path_factory: pytest.TempPathFactory) -> Container:
+    """Shared experts that the router weighs with the chosen ones."""
+    at = tmp_path_factory.mktemp("weighted")
+    return make_container(ORACLES / "inkling" / "checkpoint", at / "a")
 
 
 @pytest.fixture
@@ -128,6 +136,8 @@ def gates(container: Container) -> dict[str, Float64]:
                     turns = bank.fused_rows == "interleaved"
                     rows = both[:, ::2] if turns else both[:, : bank.width]
                 found[f"{at}/experts"] = rows.reshape(-1, rows.shape[-1])
+                for number, ffn in enumerate(mixer.weighted or ()):
+                    dense(f"{at}/shared.{number}", ffn)
                 if mixer.shared is not None:
                     dense(f"{at}/shared", mixer.shared.ffn)
     return found
@@ -143,7 +153,7 @@ def same(found: BankFeatures, scores: Float64, top: int = TOP) -> None:
 
 
 DENSE = ["llama", "llama_gguf", "quantised", "gemma"]
-EXPERTS = ["separate", "interleaved", "halves"]
+EXPERTS = ["separate", "interleaved", "halves", "weighted"]
 
 
 @pytest.mark.parametrize("name", DENSE + EXPERTS)
@@ -363,6 +373,30 @@ def test_scores_that_are_not_finite_are_refused(tmp_path: Path) -> None:
     x[4] = np.float32(3e38)
     with pytest.raises(BindingDefect, match="not finite"):
         ask(source, vector=x * np.float32(1))
+
+
+def test_latent_experts_of_a_graph_are_searched_through_their_transform(tmp_path: Path) -> None:
+    model = expert_banks.weights(expert_banks.Spec(5, 2, 32, 16, latent=16))
+    source = expert_banks.write(model, tmp_path / "m")
+    x = query(source)
+    assert x.shape == (32,)
+    browse = cut(source, tmp_path / "s", "gate", "embed")
+    for container in (source, browse):
+        banks = [b for b in ask(container, vector=x).banks if b.bank.endswith("/experts")]
+        assert banks
+        for bank in banks:
+            layer = model.layers[bank.layer]
+            inner = layer["into"].astype(np.float64) @ x
+            same(bank, layer["gate"].reshape(-1, 16).astype(np.float64) @ inner)
+    told = ask(source, vector=x, top=3, writes=2)
+    for bank in told.banks:
+        if bank.bank.endswith("/experts"):
+            layer = model.layers[bank.layer]
+            for hit in bank.hits:
+                assert hit.expert is not None
+                column = layer["down"][hit.expert][:, hit.feature % 16].astype(np.float64)
+                scores = model.head @ (layer["back"] @ column)
+                assert [t for t, _ in hit.tokens] == np.argsort(-scores)[:2].tolist()
 
 
 def latent(source: Container, to: Path, hidden: int) -> tuple[Container, Float64]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -149,8 +150,13 @@ def _targets(
                 report = graph_bank(
                     examiner, f"{at}/experts", contracts, files, mixer.bank.experts, partial=partial
                 )
-                conflicts = tuple(contradictions(examiner.selection, contracts))
-                yield _of_bank(report, layer.index, conflicts)
+                around: list[Region] = []
+                conflicts = list(contradictions(examiner.selection, contracts))
+                if mixer.latent is not None:
+                    for contract in mixer.latent.into.contracts(layer.index, "walk"):
+                        _add(examiner, contract, around, conflicts)
+                found = _of_bank(report, layer.index, conflicts)
+                yield dataclasses.replace(found, regions=(*around, *found.regions))
                 if mixer.shared is not None:
                     yield _dense(examiner, f"{at}/shared", mixer.shared.ffn, layer.index)
                 for number, ffn in enumerate(mixer.weighted or ()):

@@ -157,6 +157,9 @@ def _named_parts(mixer: RoutedFfn, layer: int) -> Iterator[Use]:
     for name in (mixer.bank.gate, mixer.bank.gate_up):
         if name is not None:
             yield Use(name, layer, Part.GATE)
+    if mixer.latent is not None:  # the rows are searched through it
+        for part in (Part.GATE, Part.EXPERT_LAYERS):
+            yield from _uses(mixer.latent.into.contracts(layer, ""), part)
     norms = [mixer.norm, mixer.post_norm]
     for ffn in mixer.weighted or ():
         yield from _dense(ffn, layer)

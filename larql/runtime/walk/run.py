@@ -91,6 +91,9 @@ def walk(
         raise _refusal(container, found.diagnoses)
     query = _query(container, component, arithmetic, store, options, vector, tokens, residuals)
     covered = [target for target in targets if target.name in set(found.covered)]
+    unknown = sorted(set(found.covered) - {target.name for target in covered})
+    if unknown:
+        raise UnsupportedRefusal(f"{container.path}: this build does not search {unknown[0]}")
     began = time.perf_counter()
     banks = [_searched(arithmetic, store, target, query, options.top) for target in covered]
     between = time.perf_counter()
@@ -113,11 +116,11 @@ def walk(
 def _targets(
     container: Container, options: WalkOptions
 ) -> tuple[Component | None, tuple[Target, ...]]:
-    manifest = sound_manifest(container)
     if container.index.system_graph is None:
+        manifest = sound_manifest(container)
         return None, tuple(manifest_targets(manifest)) if manifest is not None else ()
     component = container.component(options.component)
-    return component, tuple(graph_targets(component, manifest))
+    return component, tuple(graph_targets(component))
 
 
 def _refusal(container: Container, diagnoses: Sequence[Diagnosis]) -> LarqlError:

@@ -119,15 +119,8 @@ class BankTarget:
 Target = DenseTarget | BankTarget
 
 
-def graph_targets(component: Component, manifest: m.Manifest | None) -> Iterator[Target]:
-    """Yield the banks of a component, in the order of its layers.
-
-    Raises
-    ------
-    UnsupportedRefusal
-        If experts work in another space than the carrier's and no transform leads there.
-    """
-    transforms = {} if manifest is None else {x.layer: x.transforms for x in manifest.layers}
+def graph_targets(component: Component) -> Iterator[Target]:
+    """Yield the banks of a component, in the order of its layers."""
     number = 0
     for layer in component.layers:
         at = f"{component.id}.layer.{layer.index:03d}"
@@ -138,15 +131,9 @@ def graph_targets(component: Component, manifest: m.Manifest | None) -> Iterator
                 yield _dense(f"{at}/ffn", layer.index, number, norms, mixer)
             elif isinstance(mixer, RoutedFfn):
                 own = norms if mixer.norm is None else (*norms, mixer.norm)
-                name = f"{at}/experts"
-                around = transforms.get(layer.index)
-                if around is None and mixer.bank.hidden != component.hidden_size:
-                    raise UnsupportedRefusal(
-                        f"{name}: reads vectors of {mixer.bank.hidden}, the carrier has "
-                        f"{component.hidden_size}, and no transform is known between them"
-                    )
+                latent = mixer.latent
                 yield BankTarget(
-                    name,
+                    f"{at}/experts",
                     layer.index,
                     number,
                     own,
@@ -156,9 +143,11 @@ def graph_targets(component: Component, manifest: m.Manifest | None) -> Iterator
                     mixer.bank.gate_up if mixer.bank.gate is None else mixer.bank.gate,
                     mixer.bank.down,
                     mixer.bank.fused_rows if mixer.bank.gate is None else None,
-                    latent_in=None if around is None else around.routed_input,
-                    latent_out=None if around is None else around.routed_output,
+                    latent_in=None if latent is None else latent.into.weight,
+                    latent_out=None if latent is None else latent.back.weight,
                 )
+                for place, ffn in enumerate(mixer.weighted or ()):
+                    yield _dense(f"{at}/shared.{place}", layer.index, number, norms, ffn)
                 if mixer.shared is not None:
                     other = mixer.shared.norm
                     norms = norms if other is None else (*norms, other)
