@@ -102,10 +102,12 @@ def _panel(variant: Any, p: int, task: int, worker: int) -> None:
     decoded_stride, together, blocked = load_i64(p + 104), load_i64(p + 112), load_i64(p + 120)
     first = task * share
     height = min(share, rows - first)
-    for row in range(0, height, together):
+    row = 0
+    while row < height:  # a range would call a library where its step is 0
         call_kernel(
             expander, weight + (first + row) * stride, decoded + row * decoded_stride, blocked
         )
+        row += together
     wide = tile_columns(variant)
     column = 0
     while column < count:
