@@ -34,13 +34,19 @@ ARGUMENTS: dict[str, tuple[str, ...]] = {
     "vindex3 observe": ("--tokens", "1"),
     "vindex3 ops": (),
     "vindex3 capability": (),
+    "vindex3 accept": ("--tokens", "1,2", "--draft", "depth:1"),
+    "vindex3 draft-cost": ("--draft", "depth:1"),
+    "vindex3 ladder": ("--tokens", "1,2"),
+    "vindex3 necessity": ("--tokens", "1,2"),
+    "vindex3 parity": ("--tokens", "1,2"),
+    "represent": ("-o", "{to}"),
     "extract": ("-o", "{to}"),
     "vindex3 plan": (),
 }
 # They take checkpoints, and say of a container that it is one.
 OF_CHECKPOINTS = {"extract", "vindex3 plan"}
-# Its engines are processes of their own, which benchmarks start and tests do not.
-NOT_RUN = {"bench"}
+# What a sound container is not enough for: experts, or minutes of measuring.
+NOT_RUN = {"bench", "vindex3 draft-cost", "vindex3 necessity"}
 
 
 def taking_a_model() -> set[str]:
