@@ -39,14 +39,14 @@ ARGUMENTS: dict[str, tuple[str, ...]] = {
     "vindex3 ladder": ("--tokens", "1,2"),
     "vindex3 necessity": ("--tokens", "1,2"),
     "vindex3 parity": ("--tokens", "1,2"),
-    "represent": ("-o", "{to}"),
+    "represent": ("-o", "{to}", "--pack"),
     "extract": ("-o", "{to}"),
     "vindex3 plan": (),
 }
 # They take checkpoints, and say of a container that it is one.
 OF_CHECKPOINTS = {"extract", "vindex3 plan"}
-# What a sound container is not enough for: experts, or minutes of measuring.
-NOT_RUN = {"bench", "vindex3 draft-cost", "vindex3 necessity"}
+# What a sound container is not enough for: experts, blocks to pack, or minutes of measuring.
+NOT_RUN = {"bench", "represent", "vindex3 draft-cost", "vindex3 necessity"}
 
 
 def taking_a_model() -> set[str]:
