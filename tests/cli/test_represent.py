@@ -60,7 +60,7 @@ def test_refusals(cli: Run, plain: Path, packed: Path, llama: Path, tmp_path: Pa
     assert "f32 has no packed form" in cli("represent", llama, "-o", out, "--pack").problem
     assert "give --force" in cli("represent", plain, "-o", llama, "--pack").problem
     problem = cli("extract", llama, "-o", out, "--quant", "q8_0_r16").problem
-    assert problem == "--quant: 'q8_0_r16': expected one of q8_0, q4_0, q4_k, q6_k"
+    assert problem == "--quant: 'q8_0_r16': expected one of q8_0, q4_0, q4_k, q6_k, mxfp4"
     assert not out.exists()
 
 

@@ -496,12 +496,12 @@ def test_routing_is_recorded_as_an_event(containers: dict[str, Container]) -> No
     original = backend.write
     scores = np.array([[2, 1, 0, -1], [0, 0, 0, 0]], np.float32)
 
-    def routes(block, carrier, regions, start, taps, tokens):  # type: ignore[no-untyped-def]
+    def routes(block, carrier, regions, start, taps, tokens, notes):  # type: ignore[no-untyped-def]
         if block.site == "ffn":
             chosen = np.array([[0, 1], [0, 1]])
             weights = np.array([[0.7311, 0.2689], [0.5, 0.5]], np.float32)
             taps.routing = Routing(scores, chosen, weights)
-        return original(block, carrier, regions, start, taps, tokens)
+        return original(block, carrier, regions, start, taps, tokens, notes)
 
     sink = Events()
     session = Session(run.prepared, 8, None, Observation(run.prepared, Declaration(), sink))

@@ -62,7 +62,7 @@ def test_an_array_is_written_as_its_bytes(path: Path) -> None:
     assert np.array_equal(found.view("<f4"), values)
 
 
-@pytest.mark.parametrize("name", ENCODINGS)
+@pytest.mark.parametrize("name", [name for name, e in ENCODINGS.items() if e.unpacked is None])
 def test_every_encoding_is_carried_verbatim(path: Path, name: str) -> None:
     encoding = ENCODINGS[name]
     region = RegionSchema(0, Role.DOWN, format_code(encoding), packing_of(encoding), 3, 512)
