@@ -75,10 +75,13 @@ def test_exact_bytes(name: str) -> None:
 
 @pytest.mark.parametrize("name", PACKED_NAMES)
 @settings(max_examples=15, deadline=None)
-@given(data=st.data(), slabs=st.integers(1, 2), columns=st.integers(1, 3))
-def test_packing_is_a_bijection(name: str, data: st.DataObject, slabs: int, columns: int) -> None:
+@given(data=st.data())
+def test_packing_is_a_bijection(name: str, data: st.DataObject) -> None:
     enc = ENCODINGS[name]
     assert enc.unpacked is not None
+    # Two slabs or three block columns; of large blocks no more than hypothesis draws at once.
+    small = enc.block_elements < 256
+    slabs, columns = data.draw(st.sampled_from([(1, 1), (2, 1), (1, 3)] if small else [(1, 1)]))
     blocks = data.draw(stored_blocks(enc.unpacked, 16 * slabs * columns))
     rows = blocks.reshape(16 * slabs, -1)
     elements = columns * enc.block_elements
