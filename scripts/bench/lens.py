@@ -49,6 +49,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("model", type=Path)
     parser.add_argument("--activations", choices=("f32", "q8"), default="f32")
+    parser.add_argument("--profile", help="of the container's profiles")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--prompt", type=int, default=64, help="positions held before")
     parser.add_argument("--positions", type=int, default=32, help="counted positions")
@@ -56,7 +57,9 @@ def main() -> None:
     arguments = parser.parse_args()
     run = open_run(
         Container(arguments.model),
-        RunOptions(threads=arguments.threads, activations=arguments.activations),
+        RunOptions(
+            threads=arguments.threads, activations=arguments.activations, profile=arguments.profile
+        ),
     )
     plan = run.prepared.plan
     room = arguments.prompt + arguments.positions + 2
