@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from larql.errors import ContainerError, Coordinates, ResidencyRefusal
 from larql.format.index import Representation
-from larql.format.lyrw.codes import format_code, packing_of, role_text
+from larql.format.lyrw.codes import Role, format_code, packing_of, role_text
 from larql.format.lyrw.tables import Bank, BankSegment, RegionSchema
 from larql.format.lyrw.v2 import BankFile
 from larql.format.moe.held import registry_of
@@ -37,13 +38,37 @@ def region_name(bank_id: int, number: int) -> str:
     return f"{bank_id}/{number}"
 
 
+_ROLES: Mapping[str, Role] = {
+    "experts.gate": Role.GATE,
+    "experts.up": Role.UP,
+    "experts.gate_up": Role.GATE_UP_FUSED,
+    "experts.down": Role.DOWN,
+}
+_LAYER = re.compile(r"^target\.layer\.(\d{3,})/(.+)$")
+
+
+def _check_meaning(file: BankFile, schema: RegionSchema, operand: str, where: str) -> None:
+    """Refuse regions that the file itself says are of another layer, or for something else."""
+    named = _LAYER.match(operand)
+    if named is None:
+        return
+    layer, part = int(named[1]), named[2]
+    if file.tables.logical_layer != layer:
+        raise ContainerError(
+            f"{where}: the file holds banks of layer {file.tables.logical_layer}, expected {layer}"
+        )
+    role = _ROLES.get(part)
+    if role is not None and schema.role != role:
+        raise ContainerError(f"{where}: {schema.label}, expected {role_text(role)}")
+
+
 def find_schema(file: BankFile, value: Representation) -> tuple[Bank, RegionSchema]:
     """Return bank and schema of a representation's regions, whatever they are.
 
     Raises
     ------
     ContainerError
-        If it names no schema of the file.
+        If it names no schema of the file, or the file says that it is of another layer or role.
     """
     where = f"{file.path}: operand {value.operand}"
     bank_text, slash, schema_text = value.tensor.partition("/")
@@ -58,6 +83,7 @@ def find_schema(file: BankFile, value: Representation) -> tuple[Bank, RegionSche
     found = [schema for schema in bank.schemas if schema.schema_index == int(schema_text)]
     if not found:
         raise ContainerError(f"{where}: bank {bank_text} has no schema {schema_text}")
+    _check_meaning(file, found[0], value.operand, where)
     return bank, found[0]
 
 

@@ -6,16 +6,23 @@ import time
 from collections.abc import Collection
 from dataclasses import dataclass
 
-from larql.errors import UnsupportedRefusal
+import numpy as np
+
+from larql.errors import BindingDefect, UnsupportedRefusal
+from larql.format.codec import decode
 from larql.format.container import Container
 from larql.format.moe.profiles import Selection
 from larql.runtime.backends.base import Backend
 from larql.runtime.expert_access import EVERYTHING, ExpertAccess, bind_routes
-from larql.runtime.operands import OperandStore, StoredBank
+from larql.runtime.operands import OperandStore, StoredBank, StoredOperand
 from larql.runtime.plan import Plan, make_plan
 from larql.runtime.slices import ExecutionSlice, Head
 
 __all__ = ["PreparedOperands", "prepare", "prepare_beside"]
+
+_WEIGH_EXPERTS = frozenset(
+    f"ffn.router.{part}" for part in ("correction", "expert_scale", "global_scale")
+)
 
 
 @dataclass(frozen=True)
@@ -114,6 +121,18 @@ def prepare_beside(target: PreparedOperands, component: str) -> PreparedOperands
     return _bound(plan, container, target.selection, target.backend, held, False, EVERYTHING)
 
 
+def _check_finite(operand: StoredOperand, where: str) -> None:
+    """Refuse a vector in which stands no number: one expert's would poison whoever chooses it."""
+    values = decode(operand.encoding, operand.data, operand.shape[0])
+    wrong = np.flatnonzero(~np.isfinite(values))
+    if wrong.size:
+        number = int(wrong[0])
+        raise BindingDefect(
+            f"{where}: operand {operand.name}: number {number} is {values[number]}, expected a "
+            f"finite one; the checkpoint is damaged, extract a sound one"
+        )
+
+
 def _bound(
     plan: Plan,
     container: Container,
@@ -133,8 +152,10 @@ def _bound(
         found = store.fetch(contract.name, contract.shape)
         if isinstance(found, StoredBank):
             banks[contract.name] = found
-        else:
-            backend.bind(found)
+            continue
+        if contract.use in _WEIGH_EXPERTS:
+            _check_finite(found, str(container.path))
+        backend.bind(found)
     bind_routes(plan, banks, backend, experts, store)
     if prefault:
         for contract in plan.swept():
