@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from larql.errors import ContainerError, Coordinates, ResidencyRefusal
+from larql.errors import ContainerError, Coordinates, ResidencyRefusal, UnsupportedRefusal
 from larql.format.index import Representation
-from larql.format.lyrw.codes import Role, format_code, packing_of, role_text
+from larql.format.lyrw.codes import Packing, Role, encoding_of, format_code, packing_of, role_text
 from larql.format.lyrw.tables import Bank, BankSegment, RegionSchema
 from larql.format.lyrw.v2 import BankFile
 from larql.format.moe.held import registry_of
@@ -173,6 +173,8 @@ def entry_regions(files: Sequence[BankFile], value: Representation) -> EntryRegi
 
     Raises
     ------
+    UnsupportedRefusal
+        If this build does not know the regions' format or packing.
     ContainerError
         If it names no schema of a file, entries, shape or encoding are not as the index says, two
         files hold an entry, or an entry is missing of a bank that is not one of several.
@@ -180,6 +182,10 @@ def entry_regions(files: Sequence[BankFile], value: Representation) -> EntryRegi
     file = files[0]
     where = f"{file.path}: operand {value.operand}"
     bank, schema = find_schema(file, value)
+    if encoding_of(schema.format) is None or schema.packing not in list(Packing):
+        raise UnsupportedRefusal(
+            f"{where}: {schema.describe()}, which this build cannot read; use a newer larql"
+        )
     rows = value.shape[1] if len(value.shape) == 3 else 1
     expected = (
         value.shape[0], format_code(value.encoding), packing_of(value.encoding), rows,

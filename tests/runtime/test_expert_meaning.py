@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from larql.errors import BindingDefect
+from larql.errors import BindingDefect, UnsupportedRefusal
 from larql.format.container import Container, verify_container
 from larql.format.progress import SilentProgress
 from larql.format.segment import Segment
@@ -51,6 +51,15 @@ def test_a_region_for_something_else_is_not_bound(
         open_run(Container(directory), RunOptions(backend="reference"))
     found = verify_container(Container(directory), SilentProgress())
     assert words in "; ".join(defect.line() for defect in found)
+
+
+@pytest.mark.parametrize(("at", "value"), [(ROLE + 2, 0x9ABC), (ROLE + 4, 9)])
+def test_what_this_build_cannot_read_is_unsupported(
+    olmoe: Path, tmp_path: Path, at: int, value: int
+) -> None:
+    directory = changed(olmoe, tmp_path / "m", at, value, old=0)
+    with pytest.raises(UnsupportedRefusal, match="cannot read; use a newer larql"):
+        open_run(Container(directory), RunOptions(backend="reference"))
 
 
 def test_a_bank_of_another_layer_is_not_bound(olmoe: Path, tmp_path: Path) -> None:
