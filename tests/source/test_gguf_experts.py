@@ -268,6 +268,36 @@ def test_clamped_experts_are_described_by_what_files_leave_out(tmp_path: Path) -
     assert [m.window for m in mixers if isinstance(m, SoftmaxAttention)] == [128, None]
 
 
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        ({"expert_weights_scale": f32(2.5)}, "`gpt-oss.expert_weights_scale` is 2.5, a comp"),
+        ({"expert_weights_norm": False}, "`gpt-oss.expert_weights_norm` is False, a comp"),
+        ({"expert_gating_func": u32(1)}, "`gpt-oss.expert_gating_func` is 1, a computation"),
+        ({"expert_gating_func": u32(2)}, "`gpt-oss.expert_gating_func` is 2, a computation"),
+        ({"expert_shared_count": u32(1)}, "`gpt-oss.expert_shared_count` is 1, a computation"),
+        ({"leading_dense_block_count": u32(1)}, "`gpt-oss.leading_dense_block_count` is 1, a"),
+        ({"expert_group_count": u32(2)}, "`gpt-oss.expert_group_count` is 2, a computation"),
+        ({"expert_used_count": u32(4)}, "`gpt-oss.expert_used_count` is 4, of 3 experts"),
+    ],
+)
+def test_clamped_experts_are_weighted_in_one_way(
+    tmp_path: Path, keys: dict[str, object], message: str
+) -> None:
+    with pytest.raises(CompileError) as caught:
+        compiled(write(tmp_path, "gpt-oss", keys))
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_clamped_experts_may_be_told_to_be_weighted_as_they_are(tmp_path: Path) -> None:
+    keys = {"expert_weights_scale": f32(1.0), "expert_weights_norm": True,
+            "expert_gating_func": u32(3), "expert_shared_count": u32(0),
+            "leading_dense_block_count": u32(0)}  # fmt: skip
+    (tmp_path / "b").mkdir()
+    assert target(write(tmp_path, "gpt-oss", keys)) == target(write(tmp_path / "b", "gpt-oss"))
+
+
 @pytest.mark.parametrize("suffix", ["weight", "bias"])
 def test_clamped_experts_lack_nothing_and_have_one_encoding(tmp_path: Path, suffix: str) -> None:
     made = tensors("gpt-oss")
