@@ -326,6 +326,21 @@ def test_a_head_is_tied_unless_the_configuration_says_otherwise(tmp_path: Path) 
     refusal(with_config(tmp_path, tie_word_embeddings=False), "tensor lm_head.weight is missing")
 
 
+def test_a_bias_is_on_all_layers_or_none(tmp_path: Path) -> None:
+    spec = GemmaSpec(layers=3)
+    weights = dict(gemma_weights(spec))
+    name = "model.layers.{}.mlp.gate_proj"
+    weights |= {
+        f"{name.format(i)}.bias": np.ones(len(weights[f"{name.format(i)}.weight"]), np.float32)
+        for i in (0, 2)
+    }
+    config = gemma_config(spec)
+    refusal(
+        write_safetensors_dir(tmp_path, config, weights),
+        f"tensor {name.format(1)}.bias is missing, though layer 0 has one",
+    )
+
+
 # --- nested checkpoints -----------------------------------------------------------------------
 
 

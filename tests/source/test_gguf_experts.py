@@ -343,3 +343,46 @@ def test_a_correction_only_chooses(tmp_path: Path) -> None:
         made[name] = (name, (EXPERTS,), GGML_F32, np.ones(EXPERTS, "<f4").tobytes())
     router = routed(target(write(tmp_path, "glm4moe", {}, made)), 0).router
     assert router.correction == "target.layer.000/ffn.router.correction"
+
+
+def _partly(made: Tensors, name: str, shape: tuple[int, ...], gone: int) -> Tensors:
+    """The same with a tensor on every layer but one."""
+    found = dict(made)
+    for i in range(2):
+        stored = name.format(i=i)
+        found[stored] = (stored, shape, GGML_F32, np.ones(shape, "<f4").tobytes())
+    del found[name.format(i=gone)]
+    return found
+
+
+@pytest.mark.parametrize("gone", [0, 1])
+@pytest.mark.parametrize(
+    ("architecture", "name", "shape"),
+    [
+        ("gpt-oss", "blk.{i}.attn_q.bias", (HIDDEN,)),
+        ("gpt-oss", "blk.{i}.attn_output.bias", (HIDDEN,)),
+        ("glm4moe", "blk.{i}.attn_v.bias", (32,)),
+        ("glm4moe", "blk.{i}.exp_probs_b.bias", (EXPERTS,)),
+    ],
+)
+def test_an_optional_tensor_is_on_all_layers_or_none(
+    tmp_path: Path, architecture: str, name: str, shape: tuple[int, ...], gone: int
+) -> None:
+    path = write(tmp_path, architecture, {}, _partly(tensors(architecture), name, shape, gone))
+    with pytest.raises(CompileError) as caught:
+        compiled(path)
+    missing = name.format(i=gone)
+    assert f"tensor {missing} is missing, though layer {1 - gone} has one" in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_an_optional_tensor_is_asked_of_layers_that_can_use_it(tmp_path: Path) -> None:
+    made = _partly(tensors("glm4moe"), "blk.{i}.exp_probs_b.bias", (EXPERTS,), gone=0)
+    for name in [n for n in made if n.startswith("blk.0.ffn_")]:
+        del made[name]
+    for part, shape in (("gate", (96, 64)), ("up", (96, 64)), ("down", (64, 96))):
+        name = f"blk.0.ffn_{part}.weight"
+        made[name] = (name, shape, GGML_F32, np.zeros(shape, "<f4").tobytes())
+    keys = {"leading_dense_block_count": u32(1)}
+    router = routed(target(write(tmp_path, "glm4moe", keys, made)), 1).router
+    assert router.correction == "target.layer.001/ffn.router.correction"

@@ -90,7 +90,9 @@ class GgufExperts:
                 top=n.top,
                 renormalise=self.renormalise,
                 renormalise_eps=self.eps if self.renormalise else 0.0,
-                correction=correction if correction in b.tensors else None,
+                correction=correction
+                if b.optional.holds("ffn.router.correction", i, correction)
+                else None,
                 scale=self.scale,
             ),
             fused_experts(b, experts, activation, _FUSED, GGUF_EXPERTS[2])
