@@ -287,13 +287,65 @@ def test_deepseek_scales_scores_by_how_far_the_context_is_stretched(
     assert older == newer
 
 
-def test_deepseek_leaves_layers_that_draft(tmp_path: Path) -> None:
-    config, tensors = recorded("deepseek_v3")
-    draft = "model.layers.3.eh_proj.weight"
-    tensors[draft] = np.zeros((32, 64), np.float32)
-    found = compiled(write_safetensors_dir(tmp_path, config, tensors))
-    assert found.left == {draft: "a layer that drafts tokens"}
-    assert any("1 tensors of layers that draft tokens" in note for note in found.notes)
+def drafting(layer: int, *parts: str) -> dict[str, Any]:
+    """What marks a layer as one that drafts tokens, and more."""
+    held = ("eh_proj", "enorm", "hnorm", *parts)
+    return {f"model.layers.{layer}.{part}.weight": np.zeros(4, np.float32) for part in held}
+
+
+def with_more(path: Path, name: str, more: dict[str, Any], drafts: object) -> Path:
+    config, tensors = recorded(name)
+    keys = changed(config, {"num_nextn_predict_layers": drafts})
+    return write_safetensors_dir(path, keys, {**tensors, **more})
+
+
+@pytest.mark.parametrize("name", ["deepseek_v3", "glm4_moe"])
+def test_layers_that_draft_are_left(tmp_path: Path, name: str) -> None:
+    layers = recorded(name)[0]["num_hidden_layers"]
+    own = ("embed_tokens", "shared_head.norm", "shared_head.head", "input_layernorm")
+    more = {**drafting(layers, *own), **drafting(layers + 1)}
+    found = compiled(with_more(tmp_path / "a", name, more, 2))
+    assert dict(found.left) == dict.fromkeys(more, "a layer that drafts tokens")
+    assert any("10 tensors of layers that draft tokens" in note for note in found.notes)
+    verdicts = {key.key: key.verdict for key in found.keys}
+    assert verdicts["num_nextn_predict_layers"] == "consumed"
+    for number, drafts in enumerate((1, 0, None, REMOVED)):
+        assert not compiled(with_more(tmp_path / str(number), name, {}, drafts)).left
+
+
+@pytest.mark.parametrize("name", ["deepseek_v3", "glm4_moe"])
+@pytest.mark.parametrize(
+    ("places", "drafts", "without", "odd", "message"),
+    [
+        ((0, 1), 1, "", "", "eh_proj.weight: layer {1} is behind the model's {n} layers"),
+        ((0,), 0, "", "", "eh_proj.weight: layer {0} is behind the model's {n} layers"),
+        ((0,), REMOVED, "", "", "`num_nextn_predict_layers` allows 0"),
+        ((1,), 2, "", "", "layer {1} drafts tokens, but layer {0} before it is missing"),
+        ((0,), 1, "enorm", "", "layer {0} is behind the model's {n} layers, but has no enorm"),
+        ((0,), 1, "eh_proj", "", "but has no eh_proj.weight as layers that draft tokens do"),
+        ((0,), 1, "hnorm", "", "but has no hnorm.weight as layers that draft tokens do"),
+        ((0,), 1, "", "gist", "tensor model.layers.{0}.gist.weight: neither layers of the"),
+        ((0,), -1, "", "", "`num_nextn_predict_layers` is -1, expected"),
+    ],
+)
+def test_what_stands_behind_the_last_layer_must_draft(
+    tmp_path: Path,
+    name: str,
+    places: tuple[int, ...],
+    drafts: object,
+    without: str,
+    odd: str,
+    message: str,
+) -> None:
+    layers = recorded(name)[0]["num_hidden_layers"]
+    more = {}
+    for place in places:
+        more |= drafting(layers + place, *([odd] if odd else []))
+    more = {key: value for key, value in more.items() if f".{without}." not in key}
+    with pytest.raises(CompileError) as caught:
+        compiled(with_more(tmp_path, name, more, drafts))
+    assert message.format(layers, layers + 1, n=layers) in str(caught.value)
+    assert "\n" not in str(caught.value)
 
 
 def test_deepseek_routes_behind_its_first_layers(tmp_path: Path) -> None:

@@ -311,14 +311,32 @@ def test_clamped_experts_lack_nothing_and_have_one_encoding(tmp_path: Path, suff
         compiled(write(tmp_path, "gpt-oss", {}, mixed))
 
 
+def _drafting(made: Tensors, layer: int = 1) -> Tensors:
+    """The same with what marks a layer as one that drafts tokens."""
+    found = dict(made)
+    shapes = {"eh_proj": (HIDDEN, 2 * HIDDEN), "enorm": (HIDDEN,), "hnorm": (HIDDEN,)}
+    for part, shape in shapes.items():
+        name = f"blk.{layer}.nextn.{part}.weight"
+        found[name] = (name, shape, GGML_F32, np.ones(shape, "<f4").tobytes())
+    return found
+
+
 def test_layers_that_draft_are_counted_and_left(tmp_path: Path) -> None:
-    keys = {"nextn_predict_layers": u32(1)}
-    found = compiled(write(tmp_path, "glm4moe", keys))
+    keys, made = {"nextn_predict_layers": u32(1)}, _drafting(tensors("glm4moe"))
+    found = compiled(write(tmp_path, "glm4moe", keys, made))
     assert len(found.graph.components[0].layers) == 1
     assert {name.split(".")[1] for name in found.left} == {"1"}
     assert any("of layers that draft tokens were left behind" in note for note in found.notes)
     with pytest.raises(CompileError, match="nextn_predict_layers` is 2, of 2 layers"):
         compiled(write(tmp_path, "glm4moe", {"nextn_predict_layers": u32(2)}))
+
+
+def test_a_layer_that_does_not_draft_is_not_left(tmp_path: Path) -> None:
+    whole = tensors("glm4moe")
+    with pytest.raises(CompileError, match=r"tensor blk\.1\.\S+: layer 1 .* no eh_proj\.weight"):
+        compiled(write(tmp_path, "glm4moe", {"nextn_predict_layers": u32(1)}, whole))
+    with pytest.raises(CompileError, match=r"tensor blk\.2\.nextn\.eh_proj\.weight: layer 2 is"):
+        compiled(write(tmp_path, "glm4moe", {}, _drafting(whole, 2)))
 
 
 def test_dense_layers_come_first_or_where_there_is_no_router(tmp_path: Path) -> None:
