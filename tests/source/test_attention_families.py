@@ -143,6 +143,16 @@ def latent(component: Component, layer: int = 0) -> LatentAttention:
         ("gpt_oss", {"initial_context_length": 64}, "`initial_context_length` is 64"),
         ("gpt_oss", {"quantization_config": {"quant_method": "awq"}}, "quant_method` is 'awq'"),
         ("gpt_oss", {"swiglu_limit": 0.0}, "`swiglu_limit` is 0.0"),
+        ("gpt_oss", {"sliding_window": None}, "`layer_types` is 'sliding_attention' but `slid"),
+        ("granitemoehybrid", {"attention_multiplier": None}, "`attention_multiplier` is null"),
+        ("olmoe", {"norm_topk_prob": None}, "`norm_topk_prob` is null, expected"),
+        ("glm4_moe", {"norm_topk_prob": None}, "`norm_topk_prob` is null, expected"),
+        ("deepseek_v3", {"norm_topk_prob": None}, "`norm_topk_prob` is null, expected"),
+        (
+            "deepseek_v3",
+            {"rope_parameters": {"rope_type": None, "rope_theta": 5.0}},
+            "`rope_parameters.rope_type` is null, which is no rope type",
+        ),
     ],
 )
 def test_refused(tmp_path: Path, name: str, keys: dict[str, object], message: str) -> None:
@@ -365,7 +375,8 @@ def test_gpt_oss_alternates_windows_and_is_stretched_unless_told(tmp_path: Path)
     found = target(tmp_path / "a", "gpt_oss", layer_types=REMOVED)
     assert [softmax(found, i).window for i in range(3)] == [6, None, 6]
     assert softmax(found, 0).sinks == "target.layer.000/attention.sinks"
-    assert softmax(target(tmp_path / "b", "gpt_oss", sliding_window=None), 0).window is None
+    unwindowed = target(tmp_path / "b", "gpt_oss", sliding_window=None, layer_types=REMOVED)
+    assert softmax(unwindowed, 0).window is None
     rope = softmax(target(tmp_path / "c", "gpt_oss", rope_parameters=REMOVED), 0).rope
     assert rope is not None and rope.scaling is not None
     assert (rope.theta, rope.scaling.factor, rope.scaling.truncate) == (150000.0, 32.0, False)

@@ -264,6 +264,7 @@ def test_layer_types_decide_where_they_are_stated(tmp_path: Path) -> None:
         ({"layer_types": "sliding"}, "not an array of strings"),
         ({"layer_types": [1] * 6}, "not an array of strings"),
         ({"sliding_window_pattern": 2}, "`layer_types`"),
+        ({"_sliding_window_pattern": 2}, "but `_sliding_window_pattern` is 2; they must agree"),
         ({"sliding_window": None}, "without a window"),
         ({"attn_logit_softcapping": 50.0}, "`attn_logit_softcapping`"),
         ({"sliding_window_pattern": 0}, "`sliding_window_pattern`"),

@@ -13,7 +13,7 @@ from larql.format.source.decoder import Decoder
 from larql.format.source.experts import Experts, fused_experts, packed_experts, shared_ffn
 from larql.format.source.names import Naming
 
-__all__ = ["GGUF_EXPERTS", "ExpertNumbers", "GgufExperts", "expert_numbers", "gguf_experts"]
+__all__ = ["GGUF_EXPERTS", "ExpertCounts", "GgufExperts", "expert_counts", "gguf_experts"]
 
 _PARTS = {
     "ffn.router": "blk.{i}.ffn_gate_inp",
@@ -28,7 +28,7 @@ _SCORES = {1: "softmax", 2: "sigmoid"}
 
 
 @dataclass(frozen=True)
-class ExpertNumbers:
+class ExpertCounts:
     """Experts of a layer, how many a position passes through, and how wide they are."""
 
     count: int
@@ -42,7 +42,7 @@ class GgufExperts:
 
     Attributes
     ----------
-    numbers : ExpertNumbers
+    counts : ExpertCounts
     score : {"softmax", "sigmoid"}
     renormalise : bool
     eps : float
@@ -54,7 +54,7 @@ class GgufExperts:
         Leading layers that do not route.
     """
 
-    numbers: ExpertNumbers
+    counts: ExpertCounts
     score: Literal["softmax", "sigmoid"]
     renormalise: bool
     eps: float
@@ -73,7 +73,7 @@ class GgufExperts:
         router = b.naming.tensor("ffn.router", i, ".weight")
         if i < self.dense or (router not in b.tensors and f"blk.{i}.ffn_gate.weight" in b.tensors):
             return decoder.gated(b, i)
-        n, hidden, activation = self.numbers, decoder.basics.hidden, decoder.activation
+        n, hidden, activation = self.counts, decoder.basics.hidden, decoder.activation
         experts = Experts(i, f"blk.{i}", n.count, hidden, n.width, GGUF_EXPERTS)
         correction = f"blk.{i}.exp_probs_b.bias"
         shared = None
@@ -102,7 +102,7 @@ class GgufExperts:
         )
 
 
-def expert_numbers(b: Builder, width: int) -> ExpertNumbers:
+def expert_counts(b: Builder, width: int) -> ExpertCounts:
     """Read how many experts there are, without groups, and name the tensors of their layers.
 
     Parameters
@@ -124,7 +124,7 @@ def expert_numbers(b: Builder, width: int) -> ExpertNumbers:
     # Files that know no groups say 0, or 1.
     config.neutral("expert_group_count", 0, 1)
     config.neutral("expert_group_used_count", 0, 1)
-    return ExpertNumbers(count, top, config.count("expert_feed_forward_length", width))
+    return ExpertCounts(count, top, config.count("expert_feed_forward_length", width))
 
 
 def gguf_experts(
@@ -149,7 +149,7 @@ def gguf_experts(
         Naming the key, if a number is missing or does not fit.
     """
     config: ConfigReader = b.config
-    numbers = expert_numbers(b, width)
+    counts = expert_counts(b, width)
     number = config.count("expert_gating_func", score, least=0) or score
     if number not in _SCORES:
         known = ", ".join(f"{n}: {name}" for n, name in _SCORES.items())
@@ -158,7 +158,7 @@ def gguf_experts(
         )
     unscaled = config.states("expert_weights_scale", 0.0)
     return GgufExperts(
-        numbers=numbers,
+        counts=counts,
         score="softmax" if number == 1 else "sigmoid",
         renormalise=config.flag("expert_weights_norm", renormalises),
         eps=eps,

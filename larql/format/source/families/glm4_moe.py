@@ -57,7 +57,7 @@ def _hugging_face(b: Builder) -> Component:
         shared=config.count("n_shared_experts", 1, least=0),
         groups=expert_groups(config, count, top, groups, kept),
         scale=config.number("routed_scaling_factor", 1.0),
-        renormalise=config.flag("norm_topk_prob", True),
+        renormalise=routed.renormalises(config, True),
     )
 
     def attention(i: int) -> Mixer:
