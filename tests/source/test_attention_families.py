@@ -143,6 +143,16 @@ def latent(component: Component, layer: int = 0) -> LatentAttention:
         ("gpt_oss", {"initial_context_length": 64}, "`initial_context_length` is 64"),
         ("gpt_oss", {"quantization_config": {"quant_method": "awq"}}, "quant_method` is 'awq'"),
         ("gpt_oss", {"swiglu_limit": 0.0}, "`swiglu_limit` is 0.0"),
+        ("gpt_oss", {"sliding_window": None}, "`layer_types` is 'sliding_attention' but `slid"),
+        ("granitemoehybrid", {"attention_multiplier": None}, "`attention_multiplier` is null"),
+        ("olmoe", {"norm_topk_prob": None}, "`norm_topk_prob` is null, expected"),
+        ("glm4_moe", {"norm_topk_prob": None}, "`norm_topk_prob` is null, expected"),
+        ("deepseek_v3", {"norm_topk_prob": None}, "`norm_topk_prob` is null, expected"),
+        (
+            "deepseek_v3",
+            {"rope_parameters": {"rope_type": None, "rope_theta": 5.0}},
+            "`rope_parameters.rope_type` is null, which is no rope type",
+        ),
     ],
 )
 def test_refused(tmp_path: Path, name: str, keys: dict[str, object], message: str) -> None:
@@ -287,13 +297,65 @@ def test_deepseek_scales_scores_by_how_far_the_context_is_stretched(
     assert older == newer
 
 
-def test_deepseek_leaves_layers_that_draft(tmp_path: Path) -> None:
-    config, tensors = recorded("deepseek_v3")
-    draft = "model.layers.3.eh_proj.weight"
-    tensors[draft] = np.zeros((32, 64), np.float32)
-    found = compiled(write_safetensors_dir(tmp_path, config, tensors))
-    assert found.left == {draft: "a layer that drafts tokens"}
-    assert any("1 tensors of layers that draft tokens" in note for note in found.notes)
+def drafting(layer: int, *parts: str) -> dict[str, Any]:
+    """What marks a layer as one that drafts tokens, and more."""
+    held = ("eh_proj", "enorm", "hnorm", *parts)
+    return {f"model.layers.{layer}.{part}.weight": np.zeros(4, np.float32) for part in held}
+
+
+def with_more(path: Path, name: str, more: dict[str, Any], drafts: object) -> Path:
+    config, tensors = recorded(name)
+    keys = changed(config, {"num_nextn_predict_layers": drafts})
+    return write_safetensors_dir(path, keys, {**tensors, **more})
+
+
+@pytest.mark.parametrize("name", ["deepseek_v3", "glm4_moe"])
+def test_layers_that_draft_are_left(tmp_path: Path, name: str) -> None:
+    layers = recorded(name)[0]["num_hidden_layers"]
+    own = ("embed_tokens", "shared_head.norm", "shared_head.head", "input_layernorm")
+    more = {**drafting(layers, *own), **drafting(layers + 1)}
+    found = compiled(with_more(tmp_path / "a", name, more, 2))
+    assert dict(found.left) == dict.fromkeys(more, "a layer that drafts tokens")
+    assert any("10 tensors of layers that draft tokens" in note for note in found.notes)
+    verdicts = {key.key: key.verdict for key in found.keys}
+    assert verdicts["num_nextn_predict_layers"] == "consumed"
+    for number, drafts in enumerate((1, 0, None, REMOVED)):
+        assert not compiled(with_more(tmp_path / str(number), name, {}, drafts)).left
+
+
+@pytest.mark.parametrize("name", ["deepseek_v3", "glm4_moe"])
+@pytest.mark.parametrize(
+    ("places", "drafts", "without", "odd", "message"),
+    [
+        ((0, 1), 1, "", "", "eh_proj.weight: layer {1} is behind the model's last, {n}"),
+        ((0,), 0, "", "", "eh_proj.weight: layer {0} is behind the model's last, {n}"),
+        ((0,), REMOVED, "", "", "`num_nextn_predict_layers` allows 0"),
+        ((1,), 2, "", "", "layer {1} drafts tokens, but layer {0} before it is missing"),
+        ((0,), 1, "enorm", "", "layer {0} is behind the model's last, {n}, but has no enorm"),
+        ((0,), 1, "eh_proj", "", "but has no eh_proj.weight as layers that draft tokens do"),
+        ((0,), 1, "hnorm", "", "but has no hnorm.weight as layers that draft tokens do"),
+        ((0,), 1, "", "gist", "tensor model.layers.{0}.gist.weight: neither layers of the"),
+        ((0,), -1, "", "", "`num_nextn_predict_layers` is -1, expected"),
+    ],
+)
+def test_what_stands_behind_the_last_layer_must_draft(
+    tmp_path: Path,
+    name: str,
+    places: tuple[int, ...],
+    drafts: object,
+    without: str,
+    odd: str,
+    message: str,
+) -> None:
+    layers = recorded(name)[0]["num_hidden_layers"]
+    more = {}
+    for place in places:
+        more |= drafting(layers + place, *([odd] if odd else []))
+    more = {key: value for key, value in more.items() if f".{without}." not in key}
+    with pytest.raises(CompileError) as caught:
+        compiled(with_more(tmp_path, name, more, drafts))
+    assert message.format(layers, layers + 1, n=layers - 1) in str(caught.value)
+    assert "\n" not in str(caught.value)
 
 
 def test_deepseek_routes_behind_its_first_layers(tmp_path: Path) -> None:
@@ -313,7 +375,8 @@ def test_gpt_oss_alternates_windows_and_is_stretched_unless_told(tmp_path: Path)
     found = target(tmp_path / "a", "gpt_oss", layer_types=REMOVED)
     assert [softmax(found, i).window for i in range(3)] == [6, None, 6]
     assert softmax(found, 0).sinks == "target.layer.000/attention.sinks"
-    assert softmax(target(tmp_path / "b", "gpt_oss", sliding_window=None), 0).window is None
+    unwindowed = target(tmp_path / "b", "gpt_oss", sliding_window=None, layer_types=REMOVED)
+    assert softmax(unwindowed, 0).window is None
     rope = softmax(target(tmp_path / "c", "gpt_oss", rope_parameters=REMOVED), 0).rope
     assert rope is not None and rope.scaling is not None
     assert (rope.theta, rope.scaling.factor, rope.scaling.truncate) == (150000.0, 32.0, False)

@@ -264,6 +264,7 @@ def test_layer_types_decide_where_they_are_stated(tmp_path: Path) -> None:
         ({"layer_types": "sliding"}, "not an array of strings"),
         ({"layer_types": [1] * 6}, "not an array of strings"),
         ({"sliding_window_pattern": 2}, "`layer_types`"),
+        ({"_sliding_window_pattern": 2}, "but `_sliding_window_pattern` is 2; they must agree"),
         ({"sliding_window": None}, "without a window"),
         ({"attn_logit_softcapping": 50.0}, "`attn_logit_softcapping`"),
         ({"sliding_window_pattern": 0}, "`sliding_window_pattern`"),
@@ -324,6 +325,21 @@ def test_a_stored_head_in_gguf_is_used(tmp_path: Path) -> None:
 def test_a_head_is_tied_unless_the_configuration_says_otherwise(tmp_path: Path) -> None:
     assert target(with_config(tmp_path)).head.tied
     refusal(with_config(tmp_path, tie_word_embeddings=False), "tensor lm_head.weight is missing")
+
+
+def test_a_bias_is_on_all_layers_or_none(tmp_path: Path) -> None:
+    spec = GemmaSpec(layers=3)
+    weights = dict(gemma_weights(spec))
+    name = "model.layers.{}.mlp.gate_proj"
+    weights |= {
+        f"{name.format(i)}.bias": np.ones(len(weights[f"{name.format(i)}.weight"]), np.float32)
+        for i in (0, 2)
+    }
+    config = gemma_config(spec)
+    refusal(
+        write_safetensors_dir(tmp_path, config, weights),
+        f"tensor {name.format(1)}.bias is missing, though layer 0 has one",
+    )
 
 
 # --- nested checkpoints -----------------------------------------------------------------------

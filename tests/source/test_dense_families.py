@@ -136,6 +136,11 @@ def test_windows_of_the_later_layers(tmp_path: Path) -> None:
         refusal(edited(tmp_path, "qwen2", changes), "`layer_types`", "`use_sliding_window`")
     refusal(edited(tmp_path, "qwen2", {"layer_types": [FULL] * 4}), "`layer_types`", "4 entries")
     refusal(edited(tmp_path, "qwen2", {"layer_types": [FULL, "chunked", FULL]}), "'chunked'")
+    refusal(
+        edited(tmp_path, "qwen2", {"max_window_layers": 2}),
+        "`layer_types` is 'sliding at [1, 2]' but `max_window_layers` is 2",
+    )
+    assert windows(tmp_path, "qwen2", {"max_window_layers": 28}) == [None, 6, 6]
 
 
 def test_layers_without_positions(tmp_path: Path) -> None:
@@ -155,6 +160,17 @@ def test_layers_without_positions(tmp_path: Path) -> None:
         "1 entries",
     )
     refusal(edited(tmp_path, "smollm3", {"no_rope_layers": [1, 0, -1]}), "`no_rope_layers`")
+    refusal(
+        edited(tmp_path, "smollm3", {"no_rope_layer_interval": 2}),
+        "`no_rope_layers` is '0 at [0, 2]' but `no_rope_layer_interval` is 2",
+    )
+
+
+def test_null_is_not_the_default_where_it_would_mean_something_else(tmp_path: Path) -> None:
+    refusal(edited(tmp_path, "granite", {"attention_multiplier": None}), "`attention_multiplier`")
+    rope = {"rope_type": None, "rope_theta": 500.0}
+    for name in ("llama", "granite"):
+        refusal(edited(tmp_path, name, {"rope_parameters": rope}), "rope_type` is null")
 
 
 def test_soft_caps_may_be_null_or_left_out(tmp_path: Path) -> None:

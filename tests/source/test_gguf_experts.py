@@ -268,6 +268,36 @@ def test_clamped_experts_are_described_by_what_files_leave_out(tmp_path: Path) -
     assert [m.window for m in mixers if isinstance(m, SoftmaxAttention)] == [128, None]
 
 
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        ({"expert_weights_scale": f32(2.5)}, "`gpt-oss.expert_weights_scale` is 2.5, a comp"),
+        ({"expert_weights_norm": False}, "`gpt-oss.expert_weights_norm` is False, a comp"),
+        ({"expert_gating_func": u32(1)}, "`gpt-oss.expert_gating_func` is 1, a computation"),
+        ({"expert_gating_func": u32(2)}, "`gpt-oss.expert_gating_func` is 2, a computation"),
+        ({"expert_shared_count": u32(1)}, "`gpt-oss.expert_shared_count` is 1, a computation"),
+        ({"leading_dense_block_count": u32(1)}, "`gpt-oss.leading_dense_block_count` is 1, a"),
+        ({"expert_group_count": u32(2)}, "`gpt-oss.expert_group_count` is 2, a computation"),
+        ({"expert_used_count": u32(4)}, "`gpt-oss.expert_used_count` is 4, of 3 experts"),
+    ],
+)
+def test_clamped_experts_are_weighted_in_one_way(
+    tmp_path: Path, keys: dict[str, object], message: str
+) -> None:
+    with pytest.raises(CompileError) as caught:
+        compiled(write(tmp_path, "gpt-oss", keys))
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_clamped_experts_may_be_told_to_be_weighted_as_they_are(tmp_path: Path) -> None:
+    keys = {"expert_weights_scale": f32(1.0), "expert_weights_norm": True,
+            "expert_gating_func": u32(3), "expert_shared_count": u32(0),
+            "leading_dense_block_count": u32(0)}  # fmt: skip
+    (tmp_path / "b").mkdir()
+    assert target(write(tmp_path, "gpt-oss", keys)) == target(write(tmp_path / "b", "gpt-oss"))
+
+
 @pytest.mark.parametrize("suffix", ["weight", "bias"])
 def test_clamped_experts_lack_nothing_and_have_one_encoding(tmp_path: Path, suffix: str) -> None:
     made = tensors("gpt-oss")
@@ -281,14 +311,32 @@ def test_clamped_experts_lack_nothing_and_have_one_encoding(tmp_path: Path, suff
         compiled(write(tmp_path, "gpt-oss", {}, mixed))
 
 
+def _drafting(made: Tensors, layer: int = 1) -> Tensors:
+    """The same with what marks a layer as one that drafts tokens."""
+    found = dict(made)
+    shapes = {"eh_proj": (HIDDEN, 2 * HIDDEN), "enorm": (HIDDEN,), "hnorm": (HIDDEN,)}
+    for part, shape in shapes.items():
+        name = f"blk.{layer}.nextn.{part}.weight"
+        found[name] = (name, shape, GGML_F32, np.ones(shape, "<f4").tobytes())
+    return found
+
+
 def test_layers_that_draft_are_counted_and_left(tmp_path: Path) -> None:
-    keys = {"nextn_predict_layers": u32(1)}
-    found = compiled(write(tmp_path, "glm4moe", keys))
+    keys, made = {"nextn_predict_layers": u32(1)}, _drafting(tensors("glm4moe"))
+    found = compiled(write(tmp_path, "glm4moe", keys, made))
     assert len(found.graph.components[0].layers) == 1
     assert {name.split(".")[1] for name in found.left} == {"1"}
     assert any("of layers that draft tokens were left behind" in note for note in found.notes)
     with pytest.raises(CompileError, match="nextn_predict_layers` is 2, of 2 layers"):
         compiled(write(tmp_path, "glm4moe", {"nextn_predict_layers": u32(2)}))
+
+
+def test_a_layer_that_does_not_draft_is_not_left(tmp_path: Path) -> None:
+    whole = tensors("glm4moe")
+    with pytest.raises(CompileError, match=r"tensor blk\.1\.\S+: layer 1 .* no eh_proj\.weight"):
+        compiled(write(tmp_path, "glm4moe", {"nextn_predict_layers": u32(1)}, whole))
+    with pytest.raises(CompileError, match=r"tensor blk\.2\.nextn\.eh_proj\.weight: layer 2 is"):
+        compiled(write(tmp_path, "glm4moe", {}, _drafting(whole, 2)))
 
 
 def test_dense_layers_come_first_or_where_there_is_no_router(tmp_path: Path) -> None:
@@ -313,3 +361,46 @@ def test_a_correction_only_chooses(tmp_path: Path) -> None:
         made[name] = (name, (EXPERTS,), GGML_F32, np.ones(EXPERTS, "<f4").tobytes())
     router = routed(target(write(tmp_path, "glm4moe", {}, made)), 0).router
     assert router.correction == "target.layer.000/ffn.router.correction"
+
+
+def _partly(made: Tensors, name: str, shape: tuple[int, ...], gone: int) -> Tensors:
+    """The same with a tensor on every layer but one."""
+    found = dict(made)
+    for i in range(2):
+        stored = name.format(i=i)
+        found[stored] = (stored, shape, GGML_F32, np.ones(shape, "<f4").tobytes())
+    del found[name.format(i=gone)]
+    return found
+
+
+@pytest.mark.parametrize("gone", [0, 1])
+@pytest.mark.parametrize(
+    ("architecture", "name", "shape"),
+    [
+        ("gpt-oss", "blk.{i}.attn_q.bias", (HIDDEN,)),
+        ("gpt-oss", "blk.{i}.attn_output.bias", (HIDDEN,)),
+        ("glm4moe", "blk.{i}.attn_v.bias", (32,)),
+        ("glm4moe", "blk.{i}.exp_probs_b.bias", (EXPERTS,)),
+    ],
+)
+def test_an_optional_tensor_is_on_all_layers_or_none(
+    tmp_path: Path, architecture: str, name: str, shape: tuple[int, ...], gone: int
+) -> None:
+    path = write(tmp_path, architecture, {}, _partly(tensors(architecture), name, shape, gone))
+    with pytest.raises(CompileError) as caught:
+        compiled(path)
+    missing = name.format(i=gone)
+    assert f"tensor {missing} is missing, though layer {1 - gone} has one" in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_an_optional_tensor_is_asked_of_layers_that_can_use_it(tmp_path: Path) -> None:
+    made = _partly(tensors("glm4moe"), "blk.{i}.exp_probs_b.bias", (EXPERTS,), gone=0)
+    for name in [n for n in made if n.startswith("blk.0.ffn_")]:
+        del made[name]
+    for part, shape in (("gate", (96, 64)), ("up", (96, 64)), ("down", (64, 96))):
+        name = f"blk.0.ffn_{part}.weight"
+        made[name] = (name, shape, GGML_F32, np.zeros(shape, "<f4").tobytes())
+    keys = {"leading_dense_block_count": u32(1)}
+    router = routed(target(write(tmp_path, "glm4moe", keys, made)), 1).router
+    assert router.correction == "target.layer.001/ffn.router.correction"

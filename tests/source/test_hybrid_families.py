@@ -95,6 +95,12 @@ def kinds(component: Component) -> list[type]:
         ),
         ("kimi_linear-delta", {"first_k_dense_replace": 1}, "`first_k_dense_replace` is 1"),
         ("kimi_linear-delta", {"linear_attn_config": {"num_heads": 4}}, "`num_heads` is 4"),
+        (
+            "kimi_linear-delta",
+            {"rope_scaling": {"rope_type": "ntk"}},
+            "rope_type` is 'ntk'",
+        ),
+        ("kimi_linear-delta", {"rope_parameters": {"type": "dynamic"}}, "type` is 'dynamic'"),
         ("kimi_linear-delta", {"moe_layer_freq": 2}, "`moe_layer_freq` is 2"),
         ("kimi_linear-delta", {"max_position_embeddings": 65}, "`max_position_embeddings` is 65"),
         ("kimi_linear-delta", {"num_nextn_predict_layers": 1}, "num_nextn_predict_layers"),

@@ -26,6 +26,7 @@ from larql.format.rows import RowSelection
 from larql.format.source.checkpoint import SourceTensor
 from larql.format.source.config import ConfigReader
 from larql.format.source.names import Naming
+from larql.format.source.optional import OptionalTensors
 from larql.format.source.pieces import BankBinding
 
 __all__ = ["Binding", "Builder", "Family", "HeadGeometry", "Part"]
@@ -141,6 +142,7 @@ class Builder:
         self.left: dict[str, str] = {}
         self.repeats: dict[str, str] = {}
         self._same_bytes = same_bytes
+        self.optional = OptionalTensors(tensors, config.where)
 
     def bound(self) -> set[str]:
         """Return the names of all tensors that fill an operand."""
@@ -288,7 +290,7 @@ class Builder:
         part : str
             E.g. ``attention.q``.
         bias : bool or None
-            Whether it has a bias; None: it has one if the checkpoint carries one.
+            Whether it has a bias; None: it has one if the checkpoint carries one, on all layers.
         rows : Part or None
             Which rows of the checkpoint's tensor it is, where that holds several projections.
         """
@@ -302,7 +304,7 @@ class Builder:
         )
         bias_name = self.naming.tensor(part, layer, ".bias")
         bias_operand = None
-        if bias or (bias is None and bias_name in self.tensors):
+        if bias or (bias is None and self.optional.holds(f"{part}.bias", layer, bias_name)):
             bias_operand = self.bind(kind, f"{part}.bias", bias_name, (outputs,), part=rows)
         return Linear(weight=weight, outputs=outputs, inputs=inputs, bias=bias_operand)
 

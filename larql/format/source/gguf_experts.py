@@ -13,7 +13,7 @@ from larql.format.source.decoder import Decoder
 from larql.format.source.experts import Experts, fused_experts, packed_experts, shared_ffn
 from larql.format.source.names import Naming
 
-__all__ = ["GGUF_EXPERTS", "GgufExperts", "gguf_experts"]
+__all__ = ["GGUF_EXPERTS", "ExpertCounts", "GgufExperts", "expert_counts", "gguf_experts"]
 
 _PARTS = {
     "ffn.router": "blk.{i}.ffn_gate_inp",
@@ -28,13 +28,21 @@ _SCORES = {1: "softmax", 2: "sigmoid"}
 
 
 @dataclass(frozen=True)
+class ExpertCounts:
+    """Experts of a layer, how many a position passes through, and how wide they are."""
+
+    count: int
+    top: int
+    width: int
+
+
+@dataclass(frozen=True)
 class GgufExperts:
     """Numbers of routed layers, as a file's metadata states them.
 
     Attributes
     ----------
-    count, top, width : int
-        Experts, how many a position passes through, and how wide they are.
+    counts : ExpertCounts
     score : {"softmax", "sigmoid"}
     renormalise : bool
     eps : float
@@ -46,9 +54,7 @@ class GgufExperts:
         Leading layers that do not route.
     """
 
-    count: int
-    top: int
-    width: int
+    counts: ExpertCounts
     score: Literal["softmax", "sigmoid"]
     renormalise: bool
     eps: float
@@ -67,24 +73,26 @@ class GgufExperts:
         router = b.naming.tensor("ffn.router", i, ".weight")
         if i < self.dense or (router not in b.tensors and f"blk.{i}.ffn_gate.weight" in b.tensors):
             return decoder.gated(b, i)
-        hidden, activation = decoder.basics.hidden, decoder.activation
-        experts = Experts(i, f"blk.{i}", self.count, hidden, self.width, GGUF_EXPERTS)
+        n, hidden, activation = self.counts, decoder.basics.hidden, decoder.activation
+        experts = Experts(i, f"blk.{i}", n.count, hidden, n.width, GGUF_EXPERTS)
         correction = f"blk.{i}.exp_probs_b.bias"
         shared = None
         if self.shared:
-            width = self.shared * self.width
+            width = self.shared * n.width
             shared = SharedExperts(shared_ffn(b, i, hidden, width, activation))
         return RoutedFfn(
             routed.router(
                 b,
                 i,
                 hidden,
-                self.count,
+                n.count,
                 score=self.score,
-                top=self.top,
+                top=n.top,
                 renormalise=self.renormalise,
                 renormalise_eps=self.eps if self.renormalise else 0.0,
-                correction=correction if correction in b.tensors else None,
+                correction=correction
+                if b.optional.holds("ffn.router.correction", i, correction)
+                else None,
                 scale=self.scale,
             ),
             fused_experts(b, experts, activation, _FUSED, GGUF_EXPERTS[2])
@@ -92,6 +100,31 @@ class GgufExperts:
             else packed_experts(b, experts, activation),
             shared,
         )
+
+
+def expert_counts(b: Builder, width: int) -> ExpertCounts:
+    """Read how many experts there are, without groups, and name the tensors of their layers.
+
+    Parameters
+    ----------
+    b : Builder
+    width : int
+        Of an expert, where no key states it.
+
+    Raises
+    ------
+    CompileError
+        Naming the key, if a number is missing or does not fit.
+    """
+    config: ConfigReader = b.config
+    b.naming = Naming({**b.naming.parts, **_PARTS})
+    count, top = config.count("expert_count"), config.count("expert_used_count")
+    if top > count:
+        raise config.failure("expert_used_count", f"is {top}, of {count} experts")
+    # Files that know no groups say 0, or 1.
+    config.neutral("expert_group_count", 0, 1)
+    config.neutral("expert_group_used_count", 0, 1)
+    return ExpertCounts(count, top, config.count("expert_feed_forward_length", width))
 
 
 def gguf_experts(
@@ -116,13 +149,7 @@ def gguf_experts(
         Naming the key, if a number is missing or does not fit.
     """
     config: ConfigReader = b.config
-    b.naming = Naming({**b.naming.parts, **_PARTS})
-    count, top = config.count("expert_count"), config.count("expert_used_count")
-    if top > count:
-        raise config.failure("expert_used_count", f"is {top}, of {count} experts")
-    # Files that know no groups say 0, or 1.
-    config.neutral("expert_group_count", 0, 1)
-    config.neutral("expert_group_used_count", 0, 1)
+    counts = expert_counts(b, width)
     number = config.count("expert_gating_func", score, least=0) or score
     if number not in _SCORES:
         known = ", ".join(f"{n}: {name}" for n, name in _SCORES.items())
@@ -131,9 +158,7 @@ def gguf_experts(
         )
     unscaled = config.states("expert_weights_scale", 0.0)
     return GgufExperts(
-        count=count,
-        top=top,
-        width=config.count("expert_feed_forward_length", width),
+        counts=counts,
         score="softmax" if number == 1 else "sigmoid",
         renormalise=config.flag("expert_weights_norm", renormalises),
         eps=eps,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 
 from larql.format.graph import Activation, ExpertGroups, RoutedFfn, SharedExperts
@@ -17,7 +16,6 @@ __all__ = [
     "Grouped",
     "expert_groups",
     "grouped_ffn",
-    "leave_drafts",
 ]
 
 GROUPED_PARTS = {
@@ -32,7 +30,6 @@ _TOP = ("num_experts_per_tok", "num_experts_per_token")
 _GROUPS = ("n_group", "num_expert_group")
 LEAST_SUM = 1e-20
 """Added to the sum of weights before they are divided by it."""
-_LAYER = re.compile(r"(?:model\.layers|blk)\.([0-9]{1,6})\.")
 
 
 @dataclass(frozen=True)
@@ -130,17 +127,3 @@ def grouped_ffn(
         gated_experts(b, experts, activation),
         shared,
     )
-
-
-def leave_drafts(b: Builder, layers: int) -> None:
-    """Leave the layers behind the last one, which draft tokens and are no part of the model."""
-    for key in ("num_nextn_predict_layers", "num_mtp_layers"):
-        b.config.irrelevant(key)
-    found = [
-        name
-        for name in b.tensors
-        if (match := _LAYER.match(name)) is not None and int(match[1]) >= layers
-    ]
-    if found:
-        b.leave(found, "a layer that drafts tokens")
-        b.notes.append(f"{len(found)} tensors of layers that draft tokens were left behind")

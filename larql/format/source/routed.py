@@ -22,6 +22,7 @@ __all__ = [
     "decoder",
     "expert_count",
     "layer_list",
+    "renormalises",
     "router",
     "router_keys",
     "top_of",
@@ -65,6 +66,18 @@ def expert_count(config: ConfigReader, default: int) -> int:
         if found[key] != found[keys[0]]:
             raise config.contradiction(keys[0], key, found[keys[0]], found[key])
     return found[keys[0]] if keys else default
+
+
+def renormalises(config: ConfigReader, default: bool) -> bool:
+    """Take whether weights are divided by their sum.
+
+    Raises
+    ------
+    CompileError
+        If it is null, which may mean false or nothing said.
+    """
+    config.refuse_null("norm_topk_prob", "expected true or false, or no key")
+    return config.flag("norm_topk_prob", default)
 
 
 def top_of(config: ConfigReader, experts: int, default: int) -> int:

@@ -41,6 +41,9 @@ def rope_type(reader: ConfigReader) -> str:
     """
     first = reader.text("rope_type") if reader.has("rope_type") else None
     second = reader.text("type") if reader.has("type") else None
+    if first is None and second is None:
+        for key in ("rope_type", "type"):
+            reader.refuse_null(key, f"which is no rope type this build knows ({_KNOWN})")
     reader.irrelevant("rope_type", "type")
     if first is not None and second is not None and first != second:
         raise reader.contradiction("rope_type", "type", first, second)

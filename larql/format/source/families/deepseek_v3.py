@@ -12,12 +12,12 @@ from larql.format.graph import Component, Mixer
 from larql.format.source import routed
 from larql.format.source.builder import Builder, Family
 from larql.format.source.config import ConfigReader
+from larql.format.source.drafts import leave_drafts, stated_drafts
 from larql.format.source.grouped import (
     GROUPED_PARTS,
     Grouped,
     expert_groups,
     grouped_ffn,
-    leave_drafts,
 )
 from larql.format.source.keys import activation, common_hugging_face_keys
 from larql.format.source.latent import LatentGeometry, latent_attention
@@ -60,7 +60,7 @@ def _hugging_face(b: Builder) -> Component:
     config.neutral("head_dim", geometry.rope_dim)
     config.neutral("qk_head_dim", width)
     b.naming = hugging_face_naming("model.", "lm_head", {**geometry.parts(), **GROUPED_PARTS})
-    leave_drafts(b, n.layers)
+    leave_drafts(b, n.layers, stated_drafts(b))
     settings = hugging_face_rope(config, 10000.0)
     adjacent = config.flag("rope_interleave", True)
     rope = settings.rope(geometry.rope_dim, "adjacent" if adjacent else "half", "qk_rope_head_dim")
@@ -78,7 +78,7 @@ def _hugging_face(b: Builder) -> Component:
         shared=config.count("n_shared_experts", 1, least=0),
         groups=expert_groups(config, count, top, groups, kept),
         scale=config.number("routed_scaling_factor", 2.5),
-        renormalise=config.flag("norm_topk_prob", True),
+        renormalise=routed.renormalises(config, True),
     )
 
     def attention(i: int) -> Mixer:

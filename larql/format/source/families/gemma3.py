@@ -85,11 +85,15 @@ def _layer_types(config: ConfigReader, layers: int) -> tuple[str, ...]:
             f"({_FULL}, {_SLIDING})"
         )
     # The key with an underscore is written beside any list, with its default; the list decides.
-    if period is not None and stated != _pattern(layers, period):
-        full = [i for i, kind in enumerate(stated) if kind == _FULL]
-        raise config.contradiction(
-            "layer_types", "sliding_window_pattern", f"full at {full[:8]}", period
-        )
+    if hidden_period == _PATTERN:
+        hidden_period = None
+    for key, number in (
+        ("sliding_window_pattern", period),
+        ("_sliding_window_pattern", hidden_period),
+    ):
+        if number is not None and stated != _pattern(layers, number):
+            full = [i for i, kind in enumerate(stated) if kind == _FULL]
+            raise config.contradiction("layer_types", key, f"full at {full[:8]}", number)
     return stated
 
 

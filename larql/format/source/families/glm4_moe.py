@@ -8,6 +8,7 @@ from larql.format.graph import Component, Mixer, SoftmaxAttention
 from larql.format.source import routed
 from larql.format.source.builder import Builder, Family
 from larql.format.source.decoder import Attention, Decoder, gguf_basics
+from larql.format.source.drafts import leave_drafts, stated_drafts
 from larql.format.source.gguf_experts import gguf_experts
 from larql.format.source.grouped import (
     GROUPED_PARTS,
@@ -15,7 +16,6 @@ from larql.format.source.grouped import (
     Grouped,
     expert_groups,
     grouped_ffn,
-    leave_drafts,
 )
 from larql.format.source.keys import activation, common_hugging_face_keys
 from larql.format.source.names import Naming, hugging_face_naming
@@ -38,7 +38,7 @@ def _hugging_face(b: Builder) -> Component:
         eps=config.number("rms_norm_eps", 1e-5),
         tied=config.flag("tie_word_embeddings", False),
     )
-    leave_drafts(b, n.layers)
+    leave_drafts(b, n.layers, stated_drafts(b))
     heads = config.count("num_attention_heads", 96)
     kv_heads = config.count("num_key_value_heads", 8)
     dim = config.count("head_dim", n.hidden // heads)
@@ -57,7 +57,7 @@ def _hugging_face(b: Builder) -> Component:
         shared=config.count("n_shared_experts", 1, least=0),
         groups=expert_groups(config, count, top, groups, kept),
         scale=config.number("routed_scaling_factor", 1.0),
-        renormalise=config.flag("norm_topk_prob", True),
+        renormalise=routed.renormalises(config, True),
     )
 
     def attention(i: int) -> Mixer:
@@ -96,7 +96,7 @@ def _gguf(b: Builder) -> Component:
     if drafts >= basics.layers:
         raise b.config.failure("nextn_predict_layers", f"is {drafts}, of {basics.layers} layers")
     layers = basics.layers - drafts
-    leave_drafts(b, layers)
+    leave_drafts(b, layers, drafts, "nextn_predict_layers")
     experts = gguf_experts(b, basics.ffn, renormalises=True, score=2, eps=LEAST_SUM)
     b.naming = Naming({**b.naming.parts, "ffn.norm": "blk.{i}.post_attention_norm"})
     dims = b.config.count("rope.dimension_count", int(head_dim * _SHARE))

@@ -15,7 +15,7 @@ from larql.format.source.builder import Builder, Family, HeadGeometry
 from larql.format.source.config import ConfigReader
 from larql.format.source.decoder import Attention, Decoder, gguf_basics
 from larql.format.source.experts import Experts, clamped_experts
-from larql.format.source.gguf_experts import GGUF_EXPERTS, gguf_experts
+from larql.format.source.gguf_experts import GGUF_EXPERTS, expert_counts
 from larql.format.source.keys import common_hugging_face_keys, layer_kinds
 from larql.format.source.names import Naming, hugging_face_naming
 from larql.format.source.rope import RopeSettings, gguf_rope, hugging_face_rope
@@ -26,6 +26,7 @@ __all__ = ["FAMILY"]
 _FULL, _SLIDING = "full_attention", "sliding_attention"
 _THETA, _FACTOR, _ORIGINAL = 150000.0, 32.0, 4096
 _LIMIT, _SLOPE = 7.0, 1.702
+_SOFTMAX_OF_CHOSEN = 3  # as files number score functions; 0 where they have none
 _GGUF_PARTS = {
     "attention.sinks": "blk.{i}.attn_sinks.weight",
     "ffn.norm": "blk.{i}.post_attention_norm",
@@ -55,6 +56,8 @@ def _hugging_face(b: Builder) -> Component:
     geometry = HeadGeometry(heads, kv_heads, dim)
     kinds = _kinds(config, n.layers)
     window = config.nullable_count("sliding_window", 128)
+    if window is None and config.has("layer_types") and _SLIDING in kinds:
+        raise config.contradiction("layer_types", "sliding_window", _SLIDING, None)
     rope = _rope(config).rope(dim)
     bias = config.flag("attention_bias", True)
     width = config.count("intermediate_size", 2880)
@@ -124,7 +127,13 @@ def _gguf(b: Builder) -> Component:
     head_dim = basics.geometry.head_dim
     b.config.neutral("rope.dimension_count", head_dim)
     window = b.config.count("attention.sliding_window", 128)
-    numbers = gguf_experts(b, basics.ffn, renormalises=True)
+    counts = expert_counts(b, basics.ffn)
+    # The weights are always a softmax over the chosen experts.
+    b.config.neutral("expert_gating_func", 0, _SOFTMAX_OF_CHOSEN)
+    b.config.neutral("expert_weights_norm", True)
+    b.config.neutral("expert_weights_scale", 0.0, 1.0)
+    b.config.neutral("expert_shared_count", 0)
+    b.config.neutral("leading_dense_block_count", 0)
     b.naming = Naming({**b.naming.parts, **_GGUF_PARTS})
     rope = gguf_rope(b.config, _THETA).rope(head_dim)
     if rope.scaling is not None and rope.scaling.kind == "yarn":
@@ -132,11 +141,11 @@ def _gguf(b: Builder) -> Component:
         rope = replace(rope, scaling=replace(rope.scaling, truncate=False))
 
     def ffn(b: Builder, i: int, decoder: Decoder) -> Mixer:
-        hidden, count = basics.hidden, numbers.count
-        experts = Experts(i, f"blk.{i}", count, hidden, numbers.width, GGUF_EXPERTS)
+        hidden, count = basics.hidden, counts.count
+        experts = Experts(i, f"blk.{i}", count, hidden, counts.width, GGUF_EXPERTS)
         return RoutedFfn(
             routed.router(
-                b, i, hidden, count, score="softmax", top=numbers.top, renormalise=True, bias=True
+                b, i, hidden, count, score="softmax", top=counts.top, renormalise=True, bias=True
             ),
             clamped_experts(b, experts, limit=_LIMIT, slope=_SLOPE),
         )

@@ -27,6 +27,7 @@ def _hugging_face(b: Builder) -> Component:
     common_hugging_face_keys(config)
     basics = hugging_face_basics(b, _DEFAULTS)
     bias = config.flag("attention_bias", False)
+    config.refuse_null("attention_multiplier", "which is no scale; a number is expected, or no key")
     rope = hugging_face_rope(config, 10000.0).rope(basics.geometry.head_dim)
     return Decoder(
         basics=basics,

@@ -100,6 +100,7 @@ def _hugging_face(b: Builder) -> Component:
     kinds = _layer_kinds(config, b.layer_count("num_hidden_layers", 32))
     heads = config.count("num_attention_heads", 32)
     head_dim = config.count("head_dim", hidden // heads)
+    config.refuse_null("attention_multiplier", "which is no scale; a number is expected, or no key")
     n = _Numbers(
         hidden=hidden,
         eps=config.number("rms_norm_eps", 1e-6),

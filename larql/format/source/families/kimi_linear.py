@@ -19,6 +19,7 @@ from larql.format.source.grouped import GROUPED_PARTS, Grouped, expert_groups, g
 from larql.format.source.keys import activation, common_hugging_face_keys, layer_kinds
 from larql.format.source.latent import LatentGeometry, latent_attention
 from larql.format.source.names import Naming, hugging_face_naming
+from larql.format.source.rope import hugging_face_rope
 
 __all__ = ["FAMILY"]
 
@@ -183,7 +184,8 @@ def _latent_geometry(config: ConfigReader) -> LatentGeometry:
     # No position turns anything here: what is called rope is a part of the keys like the other.
     config.neutral("mla_use_nope", True)
     config.irrelevant("head_dim", "num_key_value_heads", "qk_head_dim")
-    config.irrelevant("rope_parameters", "rope_scaling", "rope_theta", "rope_interleave")
+    hugging_face_rope(config, 10000.0)  # still, settings that nobody knows are refused
+    config.irrelevant("rope_interleave")
     return LatentGeometry(
         heads=config.count("num_attention_heads", 32),
         nope_dim=config.count("qk_nope_head_dim", 128),

@@ -38,7 +38,7 @@ def _hugging_face(b: Builder) -> Component:
     width = config.count("intermediate_size", 2048)
     experts = config.count("num_experts", 64)
     top = routed.top_of(config, experts, 8)
-    renormalise = config.flag("norm_topk_prob", False)
+    renormalise = routed.renormalises(config, False)
     act = activation(config, "hidden_act", "silu")
 
     def attention(i: int) -> Mixer:

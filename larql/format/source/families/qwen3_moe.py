@@ -42,7 +42,7 @@ def _hugging_face(b: Builder) -> Component:
     experts = routed.expert_count(config, 128)
     expert_width = config.count("moe_intermediate_size", 768)
     top = routed.top_of(config, experts, 8)
-    renormalise = config.flag("norm_topk_prob", False)
+    renormalise = routed.renormalises(config, False)
     every = config.count("decoder_sparse_step", 1)
     dense = routed.layer_list(config, "mlp_only_layers", n.layers)
     act = activation(config, "hidden_act", "silu")

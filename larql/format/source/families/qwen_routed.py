@@ -73,7 +73,7 @@ def numbers(b: Builder, usual: Defaults, *, renormalises: bool | None) -> Expert
         width=config.count("moe_intermediate_size", usual.width),
         shared=config.count("shared_expert_intermediate_size", usual.shared),
         top=routed.top_of(config, count, usual.top),
-        renormalise=True if renormalises is None else config.flag("norm_topk_prob", renormalises),
+        renormalise=True if renormalises is None else routed.renormalises(config, renormalises),
     )
 
 

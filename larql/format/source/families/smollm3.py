@@ -36,10 +36,17 @@ def _turning(layers: int, interval: int) -> tuple[bool, ...]:
 def _attention(config: ConfigReader, layers: int, rope: Rope) -> tuple[Attention, ...]:
     interval = config.count("no_rope_layer_interval", _INTERVAL)
     stated = config.counts("no_rope_layers")
-    turning = _turning(layers, interval) if stated is None else tuple(map(bool, stated))
+    by_interval = _turning(layers, interval)
+    turning = by_interval if stated is None else tuple(map(bool, stated))
     if len(turning) != layers:
         raise config.contradiction(
             "no_rope_layers", "num_hidden_layers", f"{len(turning)} entries", layers
+        )
+    # The interval is written beside any list, with its default; then the list decides.
+    if interval != _INTERVAL and turning != by_interval:
+        still = [i for i, turns in enumerate(turning) if not turns]
+        raise config.contradiction(
+            "no_rope_layers", "no_rope_layer_interval", f"0 at {still[:8]}", interval
         )
     wanted = config.flag("use_sliding_window", False)
     window = config.optional_count("sliding_window") if wanted else None
