@@ -122,7 +122,7 @@ def command(
     cost = probe(run, draft, draft_tokens)
     room = draft_tokens + max(len(outcome.tally.accepted) for outcome in outcomes)
     speedup = expected_speedup(whole, cost)
-    goes = speedup >= (1.0 if threshold is None else threshold)
+    goes = whole.judged > 0 and speedup >= (1.0 if threshold is None else threshold)
     blocks = len(whole.accepted)
     counts = {
         kind: sum(outcome.kind == kind for outcome in outcomes)
@@ -185,6 +185,8 @@ def command(
     for outcome in outcomes:
         if outcome.why is not None:
             render.warning(output, f"entry {outcome.id}: {outcome.kind}: {outcome.why}")
+    if threshold is not None and not whole.judged:
+        raise CheckFailed(f"{draft}: nothing was drafted, so nothing speaks for it")
     if threshold is not None and not goes:
         raise CheckFailed(
             f"{draft}: an expected speed-up of {speedup:.3f} is below the threshold {threshold:g}"

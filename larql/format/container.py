@@ -165,7 +165,9 @@ class Container:
                     raise BindingDefect(f"{self.path}: {defect.line()}")
                 return component
         known = ", ".join(component.id for component in self.graph.components)
-        raise UsageError(f"{self.path}: no component {name!r}; it has {known}")
+        left = [note for note in self.index.notes if "draft head was left behind" in note]
+        why = "".join(f"; {note.removeprefix('warning: ')}" for note in left)
+        raise UsageError(f"{self.path}: no component {name!r}; it has {known}{why}")
 
     @cached_property
     def operands(self) -> Mapping[str, Representation]:

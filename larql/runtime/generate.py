@@ -77,7 +77,7 @@ def generate(
             _go_back(speculation, session, began + kept, mark, [stream[-1], *drafted[: kept - 1]])
         if speculation is not None:
             agreed = sum(ours == guess for ours, guess in zip(chosen, drafted, strict=False))
-            speculation.tally.add(len(drafted), agreed, seconds)
+            speculation.tally.add(len(drafted), agreed, seconds, agreed == len(chosen))
             speculation.drafter.saw(began, carrier[:kept])
 
 

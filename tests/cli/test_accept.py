@@ -32,6 +32,13 @@ def test_a_threshold_decides_the_status(llama: Path, cli: Run) -> None:
     assert "--threshold" in cli(*arguments, "--threshold", "0").problem
 
 
+def test_what_drafts_nothing_is_no_go(llama: Path, cli: Run) -> None:
+    arguments = ("vindex3", "accept", llama, "--tokens", "1,2", "--draft", "ngram")
+    assert cli(*arguments, "--json").ok().json["go"] is False
+    answer = cli(*arguments, "--threshold", "1")
+    assert answer.status == 1 and "nothing was drafted" in answer.problem
+
+
 def test_outcomes_of_a_bank(llama: Path, tmp_path: Path, cli: Run) -> None:
     bank = tmp_path / "bank.jsonl"
     chat = '[{"role": "user", "content": "the"}, {"role": "assistant", "content": "cat"}]'

@@ -71,7 +71,10 @@ class Tally:
     Attributes
     ----------
     proposed, accepted : list of int
-        For each block that was verified, how many tokens were drafted and how many agreed.
+        For each block that was verified, how many tokens were drafted and how many agreed. What
+        stands behind an agreed end of text does not count as drafted.
+    made : int
+        Tokens that the blocks gave.
     draft_seconds, verify_seconds, repair_seconds : float
         Time spent drafting, in the target's blocks, and in running accepted tokens again where a
         state cannot forget the others.
@@ -79,14 +82,16 @@ class Tally:
 
     proposed: list[int] = field(default_factory=list)
     accepted: list[int] = field(default_factory=list)
+    made: int = 0
     draft_seconds: float = 0.0
     verify_seconds: float = 0.0
     repair_seconds: float = 0.0
 
-    def add(self, proposed: int, accepted: int, seconds: float) -> None:
-        """Count one block."""
-        self.proposed.append(proposed)
+    def add(self, proposed: int, accepted: int, seconds: float, ended: bool = False) -> None:
+        """Count one block; `ended` where the last token that agreed ended the text."""
+        self.proposed.append(accepted if ended else proposed)
         self.accepted.append(accepted)
+        self.made += accepted if ended else accepted + 1
         self.verify_seconds += seconds
 
     @property
@@ -137,10 +142,9 @@ class Speculation:
     @property
     def speedup(self) -> float | None:
         """Time of as many single steps as tokens were made, to the time that it took."""
-        made = len(self.tally.accepted) + sum(self.tally.accepted)
         if self.single_seconds is None or not self.tally.seconds:
             return None
-        return made * self.single_seconds / self.tally.seconds
+        return self.tally.made * self.single_seconds / self.tally.seconds
 
     def begin(self, session: Session, given: Sequence[int], carrier: Carrier, count: int) -> None:
         """Take what a prompt has left, and time a few single steps behind it.

@@ -208,6 +208,8 @@ def test_what_is_not_there_refuses_drafting_by_name_and_nothing_else(
     words = r"left behind: tensor mtp\.layers\.0\.self_attn\.k_norm\.weight is missing"
     with pytest.raises(UnsupportedRefusal, match=words):
         make_drafter("mtp", run, 48)
+    with pytest.raises(UsageError, match=words):
+        without.component("mtp")
     assert draft_component(whole) == "mtp"
     # a segment that is gone from the container
     cut = Container(copy_container(whole.path, tmp_path / "cut.vindex3"))

@@ -193,12 +193,13 @@ def test_a_text_ends_inside_a_block_where_single_steps_end_it(states: States) ->
     stop = whole.index(end)
     session, row = started(run)
     drafter = Scripted([*PROMPT, *whole], session, lambda at: False, 96)
+    speculation = Speculation(drafter, 30)  # type: ignore[arg-type]
     found = list(
-        generate(
-            run, session, row, TOKENS, Sampler(Sampling()), (end,), PROMPT, Speculation(drafter, 30)
-        )  # type: ignore[arg-type]
+        generate(run, session, row, TOKENS, Sampler(Sampling()), (end,), PROMPT, speculation)
     )
     assert found == whole[: stop + 1]
+    # What was drafted behind the end was never judged, and the block gave nothing behind it.
+    assert (speculation.tally.acceptance, speculation.tally.made) == (1.0, stop)
     assert session.position == len(PROMPT) + stop
     assert session.snapshot().sha256() == state_hashes(run, found)[session.position]
 
