@@ -327,11 +327,11 @@ def test_layers_that_draft_are_left(tmp_path: Path, name: str) -> None:
 @pytest.mark.parametrize(
     ("places", "drafts", "without", "odd", "message"),
     [
-        ((0, 1), 1, "", "", "eh_proj.weight: layer {1} is behind the model's {n} layers"),
-        ((0,), 0, "", "", "eh_proj.weight: layer {0} is behind the model's {n} layers"),
+        ((0, 1), 1, "", "", "eh_proj.weight: layer {1} is behind the model's last, {n}"),
+        ((0,), 0, "", "", "eh_proj.weight: layer {0} is behind the model's last, {n}"),
         ((0,), REMOVED, "", "", "`num_nextn_predict_layers` allows 0"),
         ((1,), 2, "", "", "layer {1} drafts tokens, but layer {0} before it is missing"),
-        ((0,), 1, "enorm", "", "layer {0} is behind the model's {n} layers, but has no enorm"),
+        ((0,), 1, "enorm", "", "layer {0} is behind the model's last, {n}, but has no enorm"),
         ((0,), 1, "eh_proj", "", "but has no eh_proj.weight as layers that draft tokens do"),
         ((0,), 1, "hnorm", "", "but has no hnorm.weight as layers that draft tokens do"),
         ((0,), 1, "", "gist", "tensor model.layers.{0}.gist.weight: neither layers of the"),
@@ -354,7 +354,7 @@ def test_what_stands_behind_the_last_layer_must_draft(
     more = {key: value for key, value in more.items() if f".{without}." not in key}
     with pytest.raises(CompileError) as caught:
         compiled(with_more(tmp_path, name, more, drafts))
-    assert message.format(layers, layers + 1, n=layers) in str(caught.value)
+    assert message.format(layers, layers + 1, n=layers - 1) in str(caught.value)
     assert "\n" not in str(caught.value)
 
 

@@ -74,8 +74,8 @@ def leave_drafts(b: Builder, layers: int, drafts: int, key: str = _KEYS[0]) -> N
         first = f"{b.where}: tensor {next(iter(parts.values()))}: layer {number}"
         if number >= layers + drafts:
             raise CompileError(
-                f"{first} is behind the model's {layers} layers, of which `{key}` allows {drafts} "
-                f"that draft tokens"
+                f"{first} is behind the model's last, {layers - 1}, and `{key}` allows {drafts} "
+                f"layers there that draft tokens"
             )
         if number != layers + place:
             raise CompileError(
@@ -84,7 +84,7 @@ def leave_drafts(b: Builder, layers: int, drafts: int, key: str = _KEYS[0]) -> N
         lacking = next((mark for mark in _MARKS if mark not in parts), None)
         if lacking is not None:
             raise CompileError(
-                f"{first} is behind the model's {layers} layers, but has no {lacking} as layers "
+                f"{first} is behind the model's last, {layers - 1}, but has no {lacking} as layers "
                 f"that draft tokens do"
             )
         odd = next((name for part, name in parts.items() if part not in (*_OWN, *inside)), None)
