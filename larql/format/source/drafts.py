@@ -74,8 +74,8 @@ def leave_drafts(b: Builder, layers: int, drafts: int, key: str = _KEYS[0]) -> N
         first = f"{b.where}: tensor {next(iter(parts.values()))}: layer {number}"
         if number >= layers + drafts:
             raise CompileError(
-                f"{first} is behind the model's last, {layers - 1}, and `{key}` allows {drafts} layers "
-                f"there that draft tokens"
+                f"{first} is behind the model's last, {layers - 1}, and `{key}` allows {drafts} "
+                f"layers there that draft tokens"
             )
         if number != layers + place:
             raise CompileError(
