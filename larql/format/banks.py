@@ -25,6 +25,7 @@ __all__ = [
     "RegionPlace",
     "entry_regions",
     "find_schema",
+    "other_meaning",
     "region_name",
     "regions_of",
 ]
@@ -47,19 +48,18 @@ _ROLES: Mapping[str, Role] = {
 _LAYER = re.compile(r"^target\.layer\.(\d{3,})/(.+)$")
 
 
-def _check_meaning(file: BankFile, schema: RegionSchema, operand: str, where: str) -> None:
-    """Refuse regions that the file itself says are of another layer, or for something else."""
+def other_meaning(file: BankFile, schema: RegionSchema, operand: str) -> str | None:
+    """Return how a file contradicts what an operand is, by its own word of layer and role."""
     named = _LAYER.match(operand)
     if named is None:
-        return
+        return None
     layer, part = int(named[1]), named[2]
     if file.tables.logical_layer != layer:
-        raise ContainerError(
-            f"{where}: the file holds banks of layer {file.tables.logical_layer}, expected {layer}"
-        )
+        return f"the file holds banks of layer {file.tables.logical_layer}, expected {layer}"
     role = _ROLES.get(part)
     if role is not None and schema.role != role:
-        raise ContainerError(f"{where}: {schema.label}, expected {role_text(role)}")
+        return f"{schema.label}, expected {role_text(role)}"
+    return None
 
 
 def find_schema(file: BankFile, value: Representation) -> tuple[Bank, RegionSchema]:
@@ -68,7 +68,7 @@ def find_schema(file: BankFile, value: Representation) -> tuple[Bank, RegionSche
     Raises
     ------
     ContainerError
-        If it names no schema of the file, or the file says that it is of another layer or role.
+        If it names no schema of the file.
     """
     where = f"{file.path}: operand {value.operand}"
     bank_text, slash, schema_text = value.tensor.partition("/")
@@ -83,7 +83,6 @@ def find_schema(file: BankFile, value: Representation) -> tuple[Bank, RegionSche
     found = [schema for schema in bank.schemas if schema.schema_index == int(schema_text)]
     if not found:
         raise ContainerError(f"{where}: bank {bank_text} has no schema {schema_text}")
-    _check_meaning(file, found[0], value.operand, where)
     return bank, found[0]
 
 
@@ -176,12 +175,16 @@ def entry_regions(files: Sequence[BankFile], value: Representation) -> EntryRegi
     UnsupportedRefusal
         If this build does not know the regions' format or packing.
     ContainerError
-        If it names no schema of a file, entries, shape or encoding are not as the index says, two
-        files hold an entry, or an entry is missing of a bank that is not one of several.
+        If it names no schema of a file, a file says that it is of another layer or role, entries,
+        shape or encoding are not as the index says, two files hold an entry, or an entry is missing
+        of a bank that is not one of several.
     """
     file = files[0]
     where = f"{file.path}: operand {value.operand}"
     bank, schema = find_schema(file, value)
+    problem = other_meaning(file, schema, value.operand)
+    if problem is not None:
+        raise ContainerError(f"{where}: {problem}")
     if encoding_of(schema.format) is None or schema.packing not in list(Packing):
         raise UnsupportedRefusal(
             f"{where}: {schema.describe()}, which this build cannot read; use a newer larql"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Sequence
 
 from larql.errors import ContainerError, LarqlError, UnsupportedRefusal
-from larql.format.banks import find_schema
+from larql.format.banks import find_schema, other_meaning
 from larql.format.container import Container
 from larql.format.index import Representation
 from larql.format.lyrw.codes import (
@@ -124,6 +124,10 @@ class Examiner:
                 _bank, schema = find_schema(file, value)
             except ContainerError as error:
                 found[segment] = self._nowhere(value.operand, str(error))
+                continue
+            other = other_meaning(file, schema, value.operand)
+            if other is not None:
+                found[segment] = Mismatch(f"{file.path}: {other}")
                 continue
             found[segment] = self.region(file, schema, expected, value.fidelity, value)
         return found
