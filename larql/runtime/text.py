@@ -23,7 +23,7 @@ from larql.runtime.resident import trim
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
-__all__ = ["TextTokenizer", "load_tokenizer", "special_token_texts"]
+__all__ = ["TOKENIZER", "TextTokenizer", "load_tokenizer", "special_token_texts"]
 
 TOKENIZER = "tokenizer.json"
 CONFIG = "tokenizer_config.json"
@@ -69,6 +69,10 @@ class TextTokenizer:
     def vocabulary_size(self) -> int:
         """Number of tokens; a model's embedding may have more rows."""
         return int(self._tokenizer.get_vocab_size())
+
+    def vocabulary(self) -> dict[str, int]:
+        """Return the id of every token by its text, as the tokenizer's own file spells it."""
+        return dict(self._tokenizer.get_vocab())
 
     def encode(self, text: str, *, add_bos: bool = True) -> list[int]:
         """Return the ids of a text.

@@ -8,6 +8,7 @@ from pathlib import Path
 from larql.errors import UsageError
 from larql.format.container import Container
 from larql.runtime.backends.registry import make_backend
+from larql.runtime.container_text import tokenizer_of
 from larql.runtime.draft.costs import draft_of
 from larql.runtime.draft.drafter import Drafter, likeliest
 from larql.runtime.plan import make_plan
@@ -15,6 +16,7 @@ from larql.runtime.prepared import PreparedOperands, prepare
 from larql.runtime.session import Session
 from larql.runtime.slices import Full
 from larql.runtime.state import Mark
+from larql.runtime.text import TOKENIZER
 
 __all__ = ["ModelDrafter", "depth_drafter", "other_model"]
 
@@ -118,5 +120,25 @@ def other_model(
             f"--speculate container:{path}: it has a vocabulary of {found} tokens, and the model "
             f"one of {expected}; a drafter needs the same tokens"
         )
+    _check_same_tokens(target.container, container)
     prepared = prepare(container, "target", Full(), backend)
     return ModelDrafter(f"container:{path}", prepared, context, chunk)
+
+
+def _check_same_tokens(model: Container, drafter: Container) -> None:
+    """Refuse a drafter to which an id means another text, where both carry a tokenizer."""
+    ours, theirs = model.text_files(), drafter.text_files()
+    if TOKENIZER not in ours or TOKENIZER not in theirs:
+        return
+    if model.index.files[TOKENIZER].sha256 == drafter.index.files[TOKENIZER].sha256:
+        return
+    found, expected = (
+        {token: text for text, token in tokenizer_of(container).vocabulary().items()}
+        for container in (drafter, model)
+    )
+    other = [t for t in sorted(expected) if found.get(t, expected[t]) != expected[t]]
+    if other:
+        raise UsageError(
+            f"--speculate container:{drafter.path}: token {other[0]} is {found[other[0]]!r:.40} "
+            f"there and {expected[other[0]]!r:.40} in the model; a drafter needs the same tokens"
+        )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
@@ -19,6 +20,8 @@ from larql.runtime.generate import generate
 from larql.runtime.run import Run, RunOptions, open_run
 from larql.runtime.sampling import Sampler, Sampling
 from larql.runtime.session import Session
+from tests.builders.containers import make_container, read_json, write_json
+from tests.builders.models import LlamaSpec, write_llama_safetensors
 from tests.runtime.draft.conftest import STATES, Scripted
 
 PROMPT = [5, 17, 3, 60, 41, 2, 60, 9]
@@ -291,6 +294,21 @@ def test_a_drafter_needs_the_same_tokens(states: States) -> None:
         make_drafter(f"container:{states('delta').path}", run, 40)
     with pytest.raises(UsageError, match="--draft-tokens 0"):
         Speculation(NgramDrafter(), 0)
+
+
+def test_a_drafter_s_ids_mean_the_same_texts(tmp_path: Path) -> None:
+    source = write_llama_safetensors(tmp_path / "m", LlamaSpec(layers=1, tokenizer=True))
+    model = make_container(source, tmp_path / "model")
+    document = read_json(source / "tokenizer.json")
+    vocabulary = document["model"]["vocab"]
+    one, two = list(vocabulary)[-2:]
+    vocabulary[one], vocabulary[two] = vocabulary[two], vocabulary[one]
+    write_json(source / "tokenizer.json", document)
+    other = make_container(source, tmp_path / "other")
+    run = open_run(model, RunOptions())
+    make_drafter(f"container:{model.path}", run, 40)
+    with pytest.raises(UsageError, match=r"there and .* in the model; a drafter needs the same"):
+        make_drafter(f"container:{other.path}", run, 40)
 
 
 def test_a_draft_that_is_no_number_guesses_nothing(
