@@ -165,9 +165,17 @@ class Container:
                     raise BindingDefect(f"{self.path}: {defect.line()}")
                 return component
         known = ", ".join(component.id for component in self.graph.components)
-        left = [note for note in self.index.notes if "draft head was left behind" in note]
-        why = "".join(f"; {note.removeprefix('warning: ')}" for note in left)
+        left = self.draft_head_left_behind
+        why = "" if left is None else f"; {left}"
         raise UsageError(f"{self.path}: no component {name!r}; it has {known}{why}")
+
+    @property
+    def draft_head_left_behind(self) -> str | None:
+        """Why a draft head that the checkpoint has was not carried; None where none was left."""
+        for note in self.index.notes:
+            if "draft head was left behind" in note:
+                return note.removeprefix("warning: ")
+        return None
 
     @cached_property
     def operands(self) -> Mapping[str, Representation]:

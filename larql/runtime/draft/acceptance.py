@@ -167,5 +167,4 @@ def expected_speedup(tally: Tally, cost: DraftCost) -> float:
 
     The time to run accepted tokens again, where a state cannot forget rejected ones, is not in it.
     """
-    made = len(tally.accepted) + sum(tally.accepted)
-    return made * cost.target_seconds / sum(map(cost.block, tally.proposed))
+    return tally.made * cost.target_seconds / sum(map(cost.block, tally.proposed))

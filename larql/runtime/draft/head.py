@@ -35,8 +35,7 @@ def draft_component(container: Container, target: str = "target") -> str:
             for edge in container.graph.edges
         ):
             return component.id
-    left = [note for note in container.index.notes if "draft head was left behind" in note]
-    why = left[0].removeprefix("warning: ") if left else "it was made from a model without one"
+    why = container.draft_head_left_behind or "it was made from a model without one"
     raise UnsupportedRefusal(f"{container.path}: has no component that drafts: {why}")
 
 
