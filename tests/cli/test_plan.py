@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.builders.containers import read_json, write_json
-from tests.builders.hub_server import HubServer
+from tests.builders.hub_server import HubServer, use_only
 from tests.builders.safetensors import safetensors_bytes
 from tests.cli.conftest import Run
 
@@ -132,16 +132,9 @@ def test_what_is_no_checkpoint_is_wrong_usage(models: Path, tmp_path: Path, cli:
 
 @pytest.fixture
 def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[HubServer]:
-    from huggingface_hub import constants
-
-    for variable in ("HF_TOKEN", "HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE", "HF_HOME"):
-        monkeypatch.delenv(variable, raising=False)
-    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub-cache"))
-    monkeypatch.setattr(constants, "HF_TOKEN_PATH", str(tmp_path / "no-token"))
-    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     with HubServer() as server:
-        monkeypatch.setenv("HF_ENDPOINT", server.url)
+        use_only(server, tmp_path, monkeypatch)
         yield server
 
 
