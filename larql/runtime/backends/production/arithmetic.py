@@ -47,11 +47,22 @@ class Vectors:
     ----------
     exact : float32 ``[T, K]``, C-contiguous
     memory : Workspace
+
+    Attributes
+    ----------
+    count : int
+        T.
     """
 
     def __init__(self, exact: Float32, memory: Workspace) -> None:
-        self.exact = exact
+        self.count = len(exact)
+        self._exact = exact
         self._memory = memory
+
+    @property
+    def exact(self) -> Float32:
+        """The activations as they are."""
+        return self._exact
 
     @cached_property
     def rounded(self) -> QuantizedRows:
@@ -69,11 +80,17 @@ class Vectors:
 
 
 class _SomeVectors(Vectors):
-    """Rows of others."""
+    """Rows of others, which are fetched when they are asked for."""
 
     def __init__(self, source: Vectors, rows: npt.NDArray[np.int64]) -> None:
-        super().__init__(source.exact[rows], source._memory)
+        self.count = len(rows)
+        self._memory = source._memory
         self._source, self._rows = source, np.ascontiguousarray(rows)
+
+    @cached_property
+    def exact(self) -> Float32:
+        """The rows of the others."""
+        return self._source.exact[self._rows]
 
     @cached_property
     def rounded(self) -> QuantizedRows:
@@ -239,7 +256,7 @@ class Arithmetic:
         made = []
         for operand in operands:
             rows, columns = operand.shape
-            out = (empty or self.memory.take)((len(x.exact), rows), np.float32)
+            out = (empty or self.memory.take)((x.count, rows), np.float32)
             encoding = operand.encoding.name
             integers = self.activations == "q8" and takes_integers(encoding, columns)
             parts = rounded if integers else exact
