@@ -45,7 +45,8 @@ def kda(
     bias = arithmetic.vector(mixer.decay_bias)
     betas = [ACTIVATIONS["sigmoid"](row) for row in arithmetic.linear(mixer.beta, inputs)]
     decays = [np.exp(rate * softplus(row + bias).reshape(heads, -1)) for row in raw]
-    for stage, rows in (("beta", betas), ("decay", decays), ("gate", gates)):
+    flat = [decay.reshape(-1) for decay in decays]
+    for stage, rows in (("beta", betas), ("decay", flat), ("gate", gates)):
         tell(taps, stage, rows)
     outputs, reads = [], []
     for query, key, value, gate, beta, decay in zip(
