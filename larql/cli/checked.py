@@ -13,6 +13,7 @@ from larql.errors import CheckFailed, GenerationError, LarqlError, Refusal
 from larql.format.closure import Defect
 from larql.format.container import Container, verify_container
 from larql.format.index import INDEX_NAME
+from larql.format.moe.presence import presence_of
 from larql.format.progress import Progress
 
 __all__ = ["check_document", "checked"]
@@ -82,6 +83,7 @@ def check_document(
         "source": source,
         "ok": not defects,
         "defects": [{"where": d.where, "problem": d.problem, "place": d.place} for d in defects],
+        "binds": None if defects else presence_of(container),
     }
 
 

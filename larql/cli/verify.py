@@ -15,6 +15,7 @@ from larql.cli.output import Output, output_of
 from larql.errors import UsageError
 from larql.format.closure import Defect
 from larql.format.container import Container
+from larql.format.moe.presence import presence_of
 from larql.format.progress import Progress
 from larql.format.source.locate import Located, locate
 
@@ -58,7 +59,21 @@ def command(
         return
     index = container.index
     render.line(f"{len(index.files)} files have the recorded sizes and hashes")
-    render.line(f"{len(index.representations)} operands are present and will bind")
+    found = presence_of(container)
+    others = len(index.representations) - len(found.in_part)
+    render.line(f"{others} operands are present and will bind")
+    if found.in_part:
+        runs = sorted({run for part in found.in_part for run in part.experts})
+        held = ", ".join(f"{first}:{end}" for first, end in runs)
+        render.line(
+            f"{len(found.in_part)} operands of experts are here in part, experts {held} of "
+            f"{found.in_part[0].population}; by itself the container runs what chooses among these"
+        )
+    if found.elsewhere:
+        render.line(
+            f"{len(found.elsewhere)} operands are declared to be elsewhere, {found.elsewhere[0]} "
+            f"first; what reads them is refused here"
+        )
     if source is not None:
         render.line("the source compiles to this graph and holds these bytes")
     render.line(f"fingerprint {container.fingerprint}")
