@@ -73,7 +73,8 @@ def write_stream(path: Path, chunks: Iterable[bytes]) -> FileEntry:
     """
     digest = hashlib.sha256()
     size = 0
-    with path.open("wb") as stream:
+    # The system caches a file in pages as large as what was written at once: larger reads faster.
+    with path.open("wb", _CHUNK) as stream:
         for chunk in chunks:
             stream.write(chunk)
             digest.update(chunk)

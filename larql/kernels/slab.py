@@ -21,6 +21,7 @@ from larql.kernels.jit import cgutils, instruction, types
 from larql.kernels.levels import emitter
 from larql.kernels.memory import align_stack, offset, prefetch_lines, read, write
 from larql.kernels.vector import F32, I32, LANES, constant, fused, spread, transposed
+from larql.kernels.widths import chosen_width
 
 __all__ = ["expand_slab", "float_slab", "integer_slab", "take_away", "unpack_slab", "unpacked_slab"]
 
@@ -33,6 +34,7 @@ _ALL = tuple(range(LANES))
 _BY_FOUR = tuple(tuple(range(first, first + 4)) for first in range(0, LANES, 4))
 # Of each word's weights two: what they need beside their sums fits the registers too.
 _BY_PLACE = tuple(tuple(i for i in range(LANES) if i // 2 % 2 == half) for half in range(2))
+_TILES = (16, 8, 4, 2, 1)  # vectors
 _AHEAD = 8 << 10  # bytes; weights so far on are fetched into the second-level cache
 
 
@@ -298,52 +300,57 @@ def take_away(
 
 @instruction
 def unpacked_slab(
-    typingctx: Any, variant: Any, weights: Any, scales: Any, shifts: Any, groups: Any, starts: Any,
-    width: Any, values: Any, terms: Any, sums: Any, out: Any, out_stride: Any,
+    typingctx: Any, variant: Any, left: Any, weights: Any, scales: Any, shifts: Any, groups: Any,
+    starts: Any, width: Any, values: Any, terms: Any, sums: Any, out: Any, out_stride: Any,
 ) -> Any:  # fmt: skip
-    """Multiply an unpacked slab by `variant.columns` neighbouring vectors of a block of `width`.
+    """Multiply an unpacked slab by the next vectors of a block of `width`; return how many.
 
-    The variant's encoding stands for all that have the same units, shifts and sign; `starts` is
-    what :func:`take_away` wrote, and not read where there are shifts.
+    They are as many as the widest tile takes of the `left` ones, at most `variant.columns`. The
+    variant's encoding stands for all that have the same units, shifts and sign; `starts` is what
+    :func:`take_away` wrote, and not read where there are shifts.
     """
 
     def emit(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-        (_, weights, scales, shifts, groups, starts, width, values, terms, sums, out,
+        (_, left, weights, scales, shifts, groups, starts, width, values, terms, sums, out,
          out_stride) = args  # fmt: skip
         b, level = builder, integer_emitter(variant.level, builder)
         meaning = INTEGERS[variant.encoding]
         signed, units = meaning.bias is None, meaning.units
-        quads, count = QUADS_OF_GROUP // units, variant.columns
-        total = _Totals(b, variant.encoding, count)
+        quads = QUADS_OF_GROUP // units
         vectors = _Vectors(b, b.mul(width, _WORD(4)), values, terms, sums)
         kind = ir.VectorType(ir.IntType(8), _QUAD)
-        with cgutils.for_range(b, groups, intp=_WORD) as loop:
-            x = vectors.group(loop.index)
-            place = b.add(weights, b.mul(loop.index, _WORD(_QUAD * QUADS_OF_GROUP)))
-            at = b.mul(loop.index, _WORD(_NUMBERS * units))
-            for unit in range(units):
-                # Of few vectors two sums each, so that none waits for the one before.
-                chains = 2 if count <= 2 else 1
-                dots = [constant(I32.llvm, 0)] * (count * chains)
-                if not meaning.shifted:
-                    number = b.add(b.mul(loop.index, _WORD(units)), _WORD(unit))
-                    first = b.add(starts, b.mul(number, vectors.four))
-                    dots[:count] = [
-                        spread(b, read(b, offset(b, first, 4 * v), _I32)) for v in range(count)
-                    ]
-                for q in range(unit * quads, (unit + 1) * quads):
-                    w = read(b, offset(b, place, _QUAD * q), kind)
-                    for v in range(count):
-                        four, chain = b.bitcast(x.quad(q, v), kind), v + q % chains * count
-                        dots[chain] = level.dot(dots[chain], w, four, signed)
-                if chains == 2:
-                    dots = [b.add(*pair) for pair in zip(dots[:count], dots[count:], strict=True)]
-                scale, shift = (
-                    read(b, offset(b, b.add(base, at), _NUMBERS * unit), F32.llvm)
-                    for base in (scales, shifts)
-                )
-                total.add(x, unit, dots, scale, shift)
-        total.write(out, out_stride)
-        return context.get_dummy_value()
 
-    return types.void(variant, *[types.int64] * 11), emit
+        def tile(count: int) -> None:
+            total = _Totals(b, variant.encoding, count)
+            # Of few vectors two sums each, so that none waits for the one before.
+            chains = 2 if count <= 2 else 1
+            with cgutils.for_range(b, groups, intp=_WORD) as loop:
+                x = vectors.group(loop.index)
+                place = b.add(weights, b.mul(loop.index, _WORD(_QUAD * QUADS_OF_GROUP)))
+                at = b.mul(loop.index, _WORD(_NUMBERS * units))
+                for unit in range(units):
+                    dots = [constant(I32.llvm, 0)] * (count * chains)
+                    if not meaning.shifted:
+                        number = b.add(b.mul(loop.index, _WORD(units)), _WORD(unit))
+                        first = b.add(starts, b.mul(number, vectors.four))
+                        dots[:count] = [
+                            spread(b, read(b, offset(b, first, 4 * v), _I32)) for v in range(count)
+                        ]
+                    for q in range(unit * quads, (unit + 1) * quads):
+                        w = read(b, offset(b, place, _QUAD * q), kind)
+                        for v in range(count):
+                            four, chain = b.bitcast(x.quad(q, v), kind), v + q % chains * count
+                            dots[chain] = level.dot(dots[chain], w, four, signed)
+                    if chains == 2:
+                        pairs = zip(dots[:count], dots[count:], strict=True)
+                        dots = [b.add(*pair) for pair in pairs]
+                    scale, shift = (
+                        read(b, offset(b, b.add(base, at), _NUMBERS * unit), F32.llvm)
+                        for base in (scales, shifts)
+                    )
+                    total.add(x, unit, dots, scale, shift)
+            total.write(out, out_stride)
+
+        return chosen_width(b, left, [n for n in _TILES if n <= variant.columns], tile)
+
+    return types.int64(variant, *[types.int64] * 12), emit
