@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-__all__ = ["GGUF_NAMING", "Naming", "hugging_face_naming"]
+__all__ = ["GGUF_NAMING", "Naming", "common_prefix", "hugging_face_naming"]
 
 
 @dataclass(frozen=True)
@@ -24,6 +24,24 @@ class Naming:
     def tensor(self, part: str, layer: int | None, suffix: str) -> str:
         """Return the checkpoint's name of a part's tensor."""
         return f"{self.parts[part].format(i=layer)}{suffix}"
+
+
+def common_prefix(names: Iterable[str], known: Sequence[tuple[str, str]]) -> tuple[str, str]:
+    """Return what stands before a checkpoint's layers, and the name of its head.
+
+    Parameters
+    ----------
+    names : iterable of str
+        All tensors; which prefix it is does not hang on any single one.
+    known : sequence of (str, str)
+        Prefixes and the names of heads that go with them, of which the first is the usual one.
+    """
+    tensors = tuple(names)
+    counts = [
+        sum(n.startswith((f"{prefix}layers.", f"{prefix}embed_tokens.")) for n in tensors)
+        for prefix, _ in known
+    ]
+    return known[counts.index(max(counts))]
 
 
 def hugging_face_naming(prefix: str, head: str, parts: Mapping[str, str]) -> Naming:

@@ -76,14 +76,14 @@ def _hugging_face(b: Builder) -> Component:
 def _hugging_face_rope(config: ConfigReader, head_dim: int) -> Rope:
     rope = hugging_face_rope(config, 10000.0, 1.0, _ALIASES).rope(head_dim)
     if rope.scaling is not None and rope.scaling.kind != "longrope":
-        raise config.failure(
+        config.refuse(
             "rope_scaling", f"is of type {rope.scaling.kind!r}; expected default or longrope"
         )
     # Where only the rotary settings state it, programs that read such models disagree.
     if rope.scaling is not None and not config.has(_ORIGINAL):
         original = rope.scaling.original_context
         if original != _ORIGINAL_CONTEXT:
-            raise config.failure(
+            config.refuse(
                 _ORIGINAL,
                 f"is missing, which means {_ORIGINAL_CONTEXT}, but the rope has {original}; they "
                 f"must agree",
@@ -114,7 +114,7 @@ def _gguf(b: Builder) -> Component:
         )
         rope = replace(rope, scaling=scaling, factors=short, long_factors=long)
     elif magnitude not in (None, 1.0):
-        raise config.failure(
+        config.refuse(
             "rope.scaling.attn_factor", f"is {magnitude}, but the file has no {_LISTS['factors']}"
         )
     return Decoder(
