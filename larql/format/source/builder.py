@@ -6,7 +6,6 @@ operand, and remembers which checkpoint tensor that operand is to be filled from
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
@@ -26,7 +25,7 @@ from larql.format.graph import (
 from larql.format.rows import RowSelection
 from larql.format.source.checkpoint import SourceTensor
 from larql.format.source.config import ConfigReader
-from larql.format.source.names import Naming
+from larql.format.source.names import Naming, commonest
 from larql.format.source.optional import OptionalTensors
 from larql.format.source.pieces import BankBinding
 from larql.format.source.problems import Problem, Problems
@@ -183,23 +182,12 @@ class Builder:
         return self.tensors.get(tensor.name) is tensor
 
     def spelling(self, *ways: str) -> str:
-        """Return how a checkpoint spells what may be spelled in several ways.
+        """Return how the checkpoint spells what may be spelled in several ways.
 
-        Parameters
-        ----------
-        ways : str
-            Regular expressions that are found in tensors' names, each of one way.
-
-        Returns
-        -------
-        str
-            The one that is found in most names, so that a single missing tensor does not make it
-            another; the first where none is.
+        See :func:`~larql.format.source.names.commonest`.
         """
         if ways not in self._spellings:
-            patterns = [re.compile(way) for way in ways]
-            counts = [sum(1 for n in self.tensors if p.search(n)) for p in patterns]
-            self._spellings[ways] = ways[counts.index(max(counts))]
+            self._spellings[ways] = commonest(self.tensors, ways)
         return self._spellings[ways]
 
     def bind(

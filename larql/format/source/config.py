@@ -64,6 +64,7 @@ class ConfigReader:
         self._children: dict[str, ConfigReader] = {}
         self._inherited: dict[str, object] = {}
         self._names: dict[str, tuple[str, ...]] = {}
+        self._harmless: Mapping[str, tuple[object, ...]] = {}
         self._repeats: list[tuple[tuple[str, ...], Callable[[object], object]]] = []
 
     def refuse(self, key: str, problem: str, *given: str) -> None:
@@ -154,6 +155,10 @@ class ConfigReader:
         Another that nobody judges must say the same as one that was read; alone it stays unjudged.
         """
         self._repeats.append((keys, meaning or _itself))
+
+    def harmless(self, values: Mapping[str, tuple[object, ...]]) -> None:
+        """State of keys which values ask for nothing, where a family does not judge them itself."""
+        self._harmless = values
 
     def _hold(self, key: str, other: str, meaning: Callable[[object], object]) -> None:
         a, b = self._config[key], self._config[other]
@@ -427,6 +432,9 @@ class ConfigReader:
         """Refuse every key that was left unjudged."""
         for reader in (self, *self._children.values()):
             reader._judge_repeats()
+            for key, values in reader._harmless.items():
+                if key in reader._config and key not in reader._verdicts:
+                    reader.neutral(key, *values)
         for key in self.leftover():
             text = (
                 f"{self.where}: `{key}`: unknown to this family and may change what the model "

@@ -230,8 +230,9 @@ def _packed(
 ) -> str:
     """Bind a region that one tensor holds for all experts, row by row."""
     source = f"{e.prefix}.{part}"
-    dotted = rf"(\.{re.escape(part)}|_exps)\.weight$"
-    if not part.endswith(".bias") and b.spelling(rf"\.{re.escape(part)}$", dotted) == dotted:
+    bare = rf"\.{e.prefix.rsplit('.', 1)[-1]}\.{re.escape(part)}"
+    dotted = rf"({bare}|_exps)\.weight$"
+    if not part.endswith(".bias") and b.spelling(f"{bare}$", dotted) == dotted:
         source = f"{source}.weight"
     tensor = b.source(source, shape)
     rows = shape[1] if len(shape) == 3 else 1

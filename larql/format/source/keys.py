@@ -27,28 +27,82 @@ _IRRELEVANT = (
     "auto_map",
     "dtype",
     "id2label",
+    "finetuning_task",
     "label2id",
+    "license",
     "model_type",
+    "num_labels",
+    "problem_type",
+    "task_specific_params",
     "torch_dtype",
+    "transformers.js_config",
     "transformers_version",
     "unsloth_fixed",
+    "unsloth_version",
     # how some programs run or train it, not what it computes
     "attention_dropout",
+    "attn_pdrop",
     "cache_implementation",
+    "dropout",
+    "embd_pdrop",
+    "gradient_checkpointing",
     "hidden_dropout",
     "initializer_range",
+    "is_decoder",
     "output_attentions",
     "output_hidden_states",
     "resid_pdrop",
     "return_dict",
+    "torchscript",
+    "use_bfloat16",
     "use_cache",
+    "use_flash_attention_2",
+    "use_return_dict",
     "_attn_implementation",
     "_attn_implementation_autoset",
+    "_flash_attn_2_enabled",
+    # how text is drawn from what it computes, which a run states for itself
+    *("bad_words_ids", "begin_suppress_tokens", "diversity_penalty", "do_sample"),
+    *("early_stopping", "encoder_no_repeat_ngram_size", "exponential_decay_length_penalty"),
+    *("forced_bos_token_id", "forced_eos_token_id", "length_penalty", "max_length", "min_length"),
+    *("no_repeat_ngram_size", "num_beam_groups", "num_beams", "num_return_sequences"),
+    *("output_scores", "remove_invalid_values", "repetition_penalty", "return_dict_in_generate"),
+    *("suppress_tokens", "temperature", "top_k", "top_p", "typical_p"),
     # text, judged with the tokenizer
     "bos_token_id",
     "eos_token_id",
+    "decoder_start_token_id",
     "pad_token_id",
+    "prefix",
+    "sep_token_id",
+    "tokenizer_class",
 )
+# Values that ask for nothing, of keys that only some families have.
+_HARMLESS: Mapping[str, tuple[object, ...]] = {
+    "attention_bias": (False,),
+    "attention_out_bias": (False,),
+    "attn_logit_softcapping": (),
+    "chunk_size_feed_forward": (0,),
+    "clip_qkv": (),
+    "embedding_multiplier": (1.0,),
+    "final_logit_softcapping": (),
+    "lm_head_bias": (False,),
+    "logits_scaling": (1.0,),
+    "mlp_bias": (False,),
+    "mlp_only_layers": ([],),
+    "num_kv_shared_layers": (0,),
+    "num_nextn_predict_layers": (0,),
+    "partial_rotary_factor": (1.0,),
+    "pretraining_tp": (1,),
+    "pruned_heads": ({},),
+    "quantization": (),
+    "residual_multiplier": (1.0,),
+    "rope_interleaved": (False,),
+    "use_bidirectional_attention": (False,),
+    "use_mrope": (False,),
+    "use_qkv_bias": (False,),
+    "use_sliding_window": (False,),
+}
 
 
 # Names of one thing. A family reads those that its programs read; where a configuration has another
@@ -81,10 +135,11 @@ _SAME: tuple[tuple[str, ...], ...] = (
 
 
 def _names(config: ConfigReader) -> None:
-    """Say which keys are names of one thing."""
+    """Say which keys are names of one thing, and which values of keys ask for nothing."""
     for keys in _SAME:
         config.same(*keys)
     config.same("dtype", "torch_dtype", meaning=_number_type)
+    config.harmless(_HARMLESS)
     for keys in _REPEATS:
         config.repeats(*keys, meaning=_function if keys[0] == "hidden_act" else None)
 

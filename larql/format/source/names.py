@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-__all__ = ["GGUF_NAMING", "Naming", "common_prefix", "hugging_face_naming"]
+__all__ = ["GGUF_NAMING", "Naming", "common_prefix", "commonest", "hugging_face_naming"]
 
 
 @dataclass(frozen=True)
@@ -26,6 +27,19 @@ class Naming:
         return f"{self.parts[part].format(i=layer)}{suffix}"
 
 
+def commonest(names: Iterable[str], ways: Sequence[str]) -> str:
+    """Return the regular expression that is found in most names, the first where none is.
+
+    Of several ways to spell a part, it is the checkpoint's own, whichever tensor is missing.
+    """
+    counts = dict.fromkeys(ways, 0)
+    patterns = [re.compile(way) for way in ways]
+    for name in names:
+        for pattern in patterns:
+            counts[pattern.pattern] += pattern.search(name) is not None
+    return max(ways, key=lambda way: counts[way])
+
+
 def common_prefix(names: Iterable[str], known: Sequence[tuple[str, str]]) -> tuple[str, str]:
     """Return what stands before a checkpoint's layers, and the name of its head.
 
@@ -36,12 +50,10 @@ def common_prefix(names: Iterable[str], known: Sequence[tuple[str, str]]) -> tup
     known : sequence of (str, str)
         Prefixes and the names of heads that go with them, of which the first is the usual one.
     """
-    tensors = tuple(names)
-    counts = [
-        sum(n.startswith((f"{prefix}layers.", f"{prefix}embed_tokens.")) for n in tensors)
-        for prefix, _ in known
-    ]
-    return known[counts.index(max(counts))]
+    ways = {
+        rf"^{re.escape(prefix)}(layers|embed_tokens)\.": (prefix, head) for prefix, head in known
+    }
+    return ways[commonest(names, tuple(ways))]
 
 
 def hugging_face_naming(prefix: str, head: str, parts: Mapping[str, str]) -> Naming:

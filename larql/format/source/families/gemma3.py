@@ -107,8 +107,6 @@ def _hugging_face_ropes(config: ConfigReader) -> dict[str, RopeSettings]:
 def _hugging_face(b: Builder) -> Component:
     config = b.config
     common_hugging_face_keys(config)
-    config.neutral("use_bidirectional_attention", False)
-    config.neutral("attn_logit_softcapping")
     config.refuse_null("sliding_window", "which would leave windowed layers without a window")
     b.naming = hugging_face_naming(*common_prefix(b.tensors, _PREFIXES), _PARTS)
     layers = b.layer_count("num_hidden_layers", 26)
@@ -143,7 +141,6 @@ def _gguf(b: Builder) -> Component:
     head_dim = config.count("attention.key_length", hidden // heads)
     config.neutral("attention.value_length", head_dim)
     config.neutral("rope.dimension_count", head_dim)
-    config.neutral("attn_logit_softcapping")
     period = config.count("attention.sliding_window_pattern", _PATTERN)
     # The file does not carry the query scale; only the 27B model's differs from its head width.
     scaled_by = hidden // heads if layers == _LAYERS_OF_27B else head_dim

@@ -98,8 +98,6 @@ def _hugging_face(b: Builder) -> Component:
     common_hugging_face_keys(config)
     for names in _NAMES:
         config.same(*names)
-    config.neutral("pretraining_tp", 1)
-    config.neutral("num_nextn_predict_layers", 0)
     stacked = any(f".{part}." in name for name in b.tensors for part in _FFN_PARTS.values())
     parts = {**_PARTS, **_ROUTED_PARTS, **(_FFN_PARTS if stacked else {})}
     b.naming = hugging_face_naming("model.", "lm_head", parts)

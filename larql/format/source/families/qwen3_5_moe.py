@@ -28,7 +28,6 @@ def _hugging_face(b: Builder) -> Component:
     )
     n = hybrid.numbers(b, _DEFAULTS)
     experts = qwen_routed.numbers(b, _EXPERTS, renormalises=None)
-    b.config.neutral("mlp_only_layers", [])
     b.config.irrelevant("mtp_num_hidden_layers", "mtp_use_dedicated_embeddings")
     drafts = [name for name in b.tensors if name.startswith("mtp.")]
     if drafts:
