@@ -71,7 +71,8 @@ def hugging_face_basics(b: Builder, usual: Defaults) -> Basics:
     stated = config.nullable_count("head_dim", usual.head_dim)
     head_dim = hidden // heads if stated is None else stated
     if head_dim < 1:
-        raise config.contradiction("hidden_size", "num_attention_heads", hidden, heads)
+        config.contradiction("hidden_size", "num_attention_heads", hidden, heads)
+        head_dim = 1
     return Basics(
         hidden=hidden,
         layers=b.layer_count("num_hidden_layers", usual.layers),
@@ -88,7 +89,7 @@ def gguf_basics(b: Builder) -> Basics:
     hidden = config.count("embedding_length")
     heads = config.count("attention.head_count")
     head_dim = config.count("attention.key_length", hidden // heads)
-    config.neutral("attention.value_length", head_dim)
+    config.agree("attention.value_length", "attention.key_length", head_dim)
     return Basics(
         hidden=hidden,
         layers=b.layer_count("block_count"),
@@ -166,13 +167,7 @@ class Decoder:
     ffn: Callable[[Builder, int, Decoder], Mixer] | None = None
 
     def component(self, b: Builder) -> Component:
-        """Describe it, binding a checkpoint tensor to each operand.
-
-        Raises
-        ------
-        CompileError
-            If a tensor is missing or has another shape.
-        """
+        """Describe it, binding a checkpoint tensor to each operand."""
         hidden = self.basics.hidden
         embed = b.embed(hidden, scale=self.embed_scale)
         layers = tuple(self._layer(b, i) for i in range(len(self.layers)))

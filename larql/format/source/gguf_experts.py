@@ -63,13 +63,7 @@ class GgufExperts:
     dense: int
 
     def ffn(self, b: Builder, i: int, decoder: Decoder) -> Mixer:
-        """Describe the FFN of a layer, which routes where the file has a router for it.
-
-        Raises
-        ------
-        CompileError
-            If a tensor is missing or has another shape.
-        """
+        """Describe the FFN of a layer, which routes where the file has a router for it."""
         router = b.naming.tensor("ffn.router", i, ".weight")
         if i < self.dense or (router not in b.tensors and f"blk.{i}.ffn_gate.weight" in b.tensors):
             return decoder.gated(b, i)
@@ -96,7 +90,7 @@ class GgufExperts:
                 scale=self.scale,
             ),
             fused_experts(b, experts, activation, _FUSED, GGUF_EXPERTS[2])
-            if f"blk.{i}.{_FUSED}.weight" in b.tensors
+            if b.spelling("ffn_(gate|up)_exps", _FUSED) == _FUSED
             else packed_experts(b, experts, activation),
             shared,
         )
@@ -110,17 +104,12 @@ def expert_counts(b: Builder, width: int) -> ExpertCounts:
     b : Builder
     width : int
         Of an expert, where no key states it.
-
-    Raises
-    ------
-    CompileError
-        Naming the key, if a number is missing or does not fit.
     """
     config: ConfigReader = b.config
     b.naming = Naming({**b.naming.parts, **_PARTS})
     count, top = config.count("expert_count"), config.count("expert_used_count")
     if top > count:
-        raise config.failure("expert_used_count", f"is {top}, of {count} experts")
+        config.refuse("expert_used_count", f"is {top}, of {count} experts", "expert_count")
     # Files that know no groups say 0, or 1.
     config.neutral("expert_group_count", 0, 1)
     config.neutral("expert_group_used_count", 0, 1)
@@ -142,18 +131,13 @@ def gguf_experts(
     score : int
         Number of the score function where no key has one.
     eps : float
-
-    Raises
-    ------
-    CompileError
-        Naming the key, if a number is missing or does not fit.
     """
     config: ConfigReader = b.config
     counts = expert_counts(b, width)
     number = config.count("expert_gating_func", score, least=0) or score
     if number not in _SCORES:
         known = ", ".join(f"{n}: {name}" for n, name in _SCORES.items())
-        raise config.failure(
+        config.refuse(
             "expert_gating_func", f"is {number}, which this build does not know ({known})"
         )
     unscaled = config.states("expert_weights_scale", 0.0)

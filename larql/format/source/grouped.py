@@ -18,6 +18,7 @@ __all__ = [
     "grouped_ffn",
 ]
 
+_EXPERTS, _TOP, _GROUPS, _KEPT = "num_experts", "num_experts_per_tok", "n_group", "topk_group"
 GROUPED_PARTS = {
     "ffn.router": "mlp.gate",
     "ffn.shared.gate": "mlp.shared_experts.gate_proj",
@@ -26,8 +27,6 @@ GROUPED_PARTS = {
 }
 """Names inside a layer of routers and shared experts."""
 
-_TOP = ("num_experts_per_tok", "num_experts_per_token")
-_GROUPS = ("n_group", "num_expert_group")
 LEAST_SUM = 1e-20
 """Added to the sum of weights before they are divided by it."""
 
@@ -50,34 +49,29 @@ def expert_groups(
 ) -> ExpertGroups | None:
     """Judge the groups that experts are chosen from; None where all are in one.
 
-    Raises
-    ------
-    CompileError
-        Naming the key, if there are not as many groups or experts as are to be chosen, or if groups
-        have too few experts for the two best scores that rank them.
+    Refused are fewer groups or experts than are to be chosen, and groups with too few experts for
+    the two best scores that rank them.
     """
     if top > experts:
-        raise config.failure(_stated(config, _TOP), f"is {top}, of {experts} experts")
+        config.refuse(_TOP, f"is {top}, of {experts} experts", _EXPERTS)
     if groups == 1:
         return None
     if experts % groups or experts < 2 * groups:
-        raise config.failure(
-            _stated(config, _GROUPS),
+        config.refuse(
+            _GROUPS,
             f"is {groups}, but {experts} experts do not make so many equal groups of at least 2",
+            _EXPERTS,
         )
     if kept > groups:
-        raise config.failure("topk_group", f"is {kept}, of {groups} groups")
+        config.refuse(_KEPT, f"is {kept}, of {groups} groups", _GROUPS)
     within = experts // groups * kept
     if top > within:
-        raise config.failure(
-            _stated(config, _TOP), f"is {top}, of {within} experts in the {kept} groups kept"
+        config.refuse(
+            _TOP,
+            f"is {top}, of {within} experts in the {kept} groups kept",
+            *(_EXPERTS, _GROUPS, _KEPT),
         )
     return ExpertGroups(groups, kept, "top2_sum")
-
-
-def _stated(config: ConfigReader, keys: tuple[str, ...]) -> str:
-    """Return the name by which a number goes that has several."""
-    return next((key for key in keys if config.has(key)), keys[0])
 
 
 def grouped_ffn(

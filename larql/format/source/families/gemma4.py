@@ -32,7 +32,7 @@ from larql.format.source.builder import Builder, Family, Part
 from larql.format.source.config import ConfigReader
 from larql.format.source.experts import Experts, gated_experts
 from larql.format.source.keys import activation, common_hugging_face_keys, layer_kinds
-from larql.format.source.names import Naming, hugging_face_naming
+from larql.format.source.names import Naming, common_prefix, hugging_face_naming
 from larql.format.source.rope import hugging_face_rope_by_layer_type
 from larql.format.source.stretching import rope_type
 
@@ -118,7 +118,7 @@ def _hugging_face(b: Builder) -> Component:
         ffn=ffn,
         wide_ffn=2 * ffn if config.flag("use_double_wide_mlp", False) else ffn,
         eps=config.number("rms_norm_eps", 1e-6),
-        activation=activation(config, "hidden_activation", "gelu_pytorch_tanh"),
+        activation=activation(config, "hidden_activation", "gelu_pytorch_tanh", "hidden_act"),
         attention_bias=config.flag("attention_bias", False),
         embedding=config.count("hidden_size_per_layer_input", 256, least=0),
         experts=_experts(config),
@@ -134,14 +134,12 @@ def _experts(config: ConfigReader) -> tuple[int, int, int] | None:
         return None
     count, top, width = (config.count(key) for key in keys)
     if top > count:
-        raise config.failure("top_k_experts", f"is {top}, of {count} experts")
+        config.refuse("top_k_experts", f"is {top}, of {count} experts", "num_experts")
     return count, top, width
 
 
 def _naming(b: Builder) -> Naming:
-    prefix, head = next(
-        (pair for pair in _PREFIXES if f"{pair[0]}embed_tokens.weight" in b.tensors), _PREFIXES[0]
-    )
+    prefix, head = common_prefix(b.tensors, _PREFIXES)
     names = hugging_face_naming(prefix, head, _PARTS)
     outside = {part: f"{prefix}{name}" for part, name in _OUTSIDE.items()}
     return Naming({**names.parts, **outside})
@@ -190,7 +188,7 @@ def _geometry(config: ConfigReader, kinds: tuple[str, ...]) -> tuple[tuple[int, 
 
 def _same(config: ConfigReader, layer: int, key: str, a: int, b: int) -> None:
     if config.has(key) and a != b:
-        raise config.contradiction(key, f"per_layer_config.{layer}", a, b)
+        config.contradiction(key, f"per_layer_config.{layer}", a, b)
 
 
 def _shared_from(config: ConfigReader, kinds: tuple[str, ...]) -> int:
@@ -198,10 +196,13 @@ def _shared_from(config: ConfigReader, kinds: tuple[str, ...]) -> int:
     count = config.count("num_kv_shared_layers", 0, least=0)
     first = len(kinds) - count
     if count and (first <= 0 or set(kinds[first:]) - set(kinds[:first])):
-        raise config.failure(
+        config.refuse(
             "num_kv_shared_layers",
             f"is {count}, which leaves a kind of layer without keys and values of its own",
+            "num_hidden_layers",
+            "layer_types",
         )
+        return len(kinds)
     return first
 
 
@@ -216,7 +217,7 @@ def _rope(config: ConfigReader, kind: str, dim: int) -> Rope:
         return settings.rope(dim)
     share = reader.number("partial_rotary_factor", 1.0)
     if share > 1.0:
-        raise reader.failure("partial_rotary_factor", f"is {share!r}, expected at most 1")
+        reader.refuse("partial_rotary_factor", f"is {share!r}, expected at most 1")
     factor = reader.number("factor", 1.0)
     return Rope(
         layout="half",

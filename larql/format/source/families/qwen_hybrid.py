@@ -137,7 +137,7 @@ def _delta_geometry(config: ConfigReader) -> DeltaGeometry:
         taps=config.count("linear_conv_kernel_dim", 4),
     )
     if found.value_heads % found.key_heads:
-        raise config.failure(
+        config.refuse(
             "linear_num_value_heads",
             f"is {found.value_heads}, no multiple of linear_num_key_heads {found.key_heads}",
         )
@@ -152,9 +152,7 @@ def _kinds(config: ConfigReader, layers: int) -> tuple[str, ...]:
         return usual
     if every is not None and kinds != usual:
         full = [i for i, kind in enumerate(kinds) if kind == _FULL]
-        raise config.contradiction(
-            "layer_types", "full_attention_interval", f"full at {full[:8]}", every
-        )
+        config.contradiction("layer_types", "full_attention_interval", f"full at {full[:8]}", every)
     return kinds
 
 
