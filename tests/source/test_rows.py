@@ -75,7 +75,7 @@ def test_every_row_is_read_once(tmp_path: Path, spans: list[tuple[int, int]], ro
     write_safetensors_dir(tmp_path, {}, {"w": np.zeros((6, 2), np.float32)})
     with open_checkpoint(tmp_path) as checkpoint:
         source = checkpoint.tensors["w"]
-    builder = Builder(ConfigReader({}, "here"), {}, lambda a, b: False, Naming({}))
+    builder = Builder(ConfigReader({}, "here"), {"w": source}, lambda a, b: False, Naming({}))
     builder.bindings = {
         f"o/{i}": Binding(f"o/{i}", source, (count, 2), RowSelection.span(first, count))
         for i, (first, count) in enumerate(spans)
