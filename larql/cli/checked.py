@@ -93,7 +93,7 @@ def _was_container(path: Path) -> bool:
 
 
 def _report_index(path: Path, source: str | None, error: LarqlError, output: Output) -> NoReturn:
-    problem = str(error).removeprefix(f"{path / INDEX_NAME}: ")
+    problem = str(error).removeprefix(f"{path / INDEX_NAME}: ").removeprefix(f"{path}: ")
     if output.json:
         render.document(
             output,

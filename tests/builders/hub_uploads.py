@@ -16,6 +16,8 @@ from urllib.parse import unquote, urlsplit
 
 from tests.builders.hub_server import LARGE, Handler, HubServer, Repo, Request, git_oid
 
+TOKEN = "hf_secret0123456789"
+
 
 class UploadHub(HubServer):
     """A hub that can be published to.

@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -24,22 +23,11 @@ from tests.builders.containers import (
     vouch_for,
 )
 from tests.builders.experts import mixture
-from tests.builders.hub_server import use_only
-from tests.builders.hub_uploads import UploadHub
+from tests.builders.hub_uploads import TOKEN, UploadHub
 from tests.cli.conftest import Run
 
-TOKEN = "hf_secret0123456789"
 NAME = "org/model"
 SEGMENT = "segments/target.layer.001.safetensors"
-
-
-@pytest.fixture
-def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[UploadHub]:
-    with UploadHub() as server:
-        use_only(server, tmp_path, monkeypatch)
-        monkeypatch.setenv("HF_TOKEN", TOKEN)
-        server.tokens.add(TOKEN)
-        yield server
 
 
 def shown(hub: UploadHub, branch: str = "main") -> dict[str, bytes]:
