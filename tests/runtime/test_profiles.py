@@ -114,6 +114,12 @@ def test_a_walk_finds_what_its_profile_leaves(llama: Path, tmp_path: Path) -> No
         walk(container, options, tokens=TOKENS)
     found = walk(container, replace(options, partial=True), tokens=TOKENS)
     assert [bank.layer for bank in found.banks] == [0]
+    # A run under the profile needs what it leaves out elsewhere.
+    other = with_profiles(llama, tmp_path / "b", less={"omits": [Q]})
+    options = WalkOptions(writes=0, profile="less")
+    walk(other, options, tokens=TOKENS)
+    with pytest.raises(Refusal, match=Q):
+        walk(other, options, tokens=TOKENS, residuals=True)
     with pytest.raises(UsageError, match="there is no profile 'absent'; the container has less"):
         walk(container, WalkOptions(profile="absent"), tokens=TOKENS)
 
