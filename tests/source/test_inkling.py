@@ -104,7 +104,7 @@ def logits(checkpoint: Path, at: Path, backend: str) -> npt.NDArray[np.float32]:
         ({"quantization_config": {"quant_method": "nvfp4"}}, "`quantization_config` is"),
         (
             {"attention_bias": True},
-            "`attention_bias` is True, a computation this build",
+            "`attention_bias`: unknown to this family",
         ),
     ],
 )
