@@ -152,6 +152,6 @@ def _print(publication: Publication, name: HubName, published: Published | None)
     for file in published.removed:
         render.line(render.printable(f"removed {file}, of the container before"))
     if published.card:
-        render.line("README.md was made, because there was none")
+        render.line("README.md was made")
     render.line(f"{told}, are hf://{name.repo}@{published.commit}")
     render.line(f"fingerprint {publication.artifact.fingerprint}")

@@ -135,11 +135,15 @@ def test_what_describes_a_model_goes_with_it(
     assert (pulled(cli) / "README.md").read_text() == "# mine\n"
 
 
-def test_a_repository_without_a_card_is_given_one(llama: Path, hub: UploadHub, cli: Run) -> None:
+def test_a_repository_without_a_card_is_given_one(
+    llama: Path, gemma: Path, hub: UploadHub, cli: Run
+) -> None:
     assert cli("publish", llama, NAME, "--json").ok().json["published"]["card"]
     card = shown(hub)["README.md"].decode()
     assert Container(llama).fingerprint in card
     assert f"larql run hf://{NAME} " in card
+    cli("publish", gemma, NAME, "--revision", "other").ok()
+    assert Container(gemma).fingerprint in shown(hub, "other")["README.md"].decode()
     hub.repos[NAME].commit({**shown(hub), "README.md": b"# edited\n"})
     assert not cli("publish", llama, NAME, "--json").ok().json["published"]["card"]
     assert shown(hub)["README.md"] == b"# edited\n"

@@ -14,6 +14,8 @@ import pytest
 
 from larql.errors import LarqlError, SourceError, UsageError
 from larql.format.source.locate import Located, locate
+from tests.builders.containers import file_bytes, make_container
+from tests.builders.models import LlamaSpec, write_llama_safetensors
 
 
 @pytest.fixture
@@ -184,17 +186,16 @@ def test_the_command_line_on_paths(
     monkeypatch: pytest.MonkeyPatch,
     larql_process: Callable[..., subprocess.CompletedProcess[str]],
 ) -> None:
-    write(tmp_path / "m/index.json", '{"version": 3}')
-    write(tmp_path / "m/segments/a.safetensors", "abc")
+    source = write_llama_safetensors(tmp_path / "source", LlamaSpec())
+    files = file_bytes(make_container(source, tmp_path / "m").path)
     monkeypatch.chdir(tmp_path)
     done = larql_process("pull", "m")
     assert (done.returncode, done.stdout, done.stderr) == (0, f"{tmp_path}/m\n", "")
     document = json.loads(larql_process("pull", "m", "--json").stdout)
     assert document["kind"] == "container"
-    assert [(file["name"], file["size"]) for file in document["files"]] == [
-        ("index.json", 14),
-        ("segments/a.safetensors", 3),
-    ]
+    assert {file["name"]: file["size"] for file in document["files"]} == {
+        name: len(data) for name, data in files.items()
+    }
     done = larql_process("pull", "--json", "owner/name")
     assert done.returncode == 2
     assert json.loads(done.stdout)["error"]["kind"] == "UsageError"

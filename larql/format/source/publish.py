@@ -70,7 +70,7 @@ class Published:
     created : bool
         Whether the repository was made for it.
     card : bool
-        Whether a model card was written, because there was none.
+        Whether a model card was written: there was none, or the one made for what was there before.
     removed : tuple of str
         Files of the container that was there before.
     """
@@ -185,7 +185,10 @@ def publish(
     with quiet_hub(), explained(name.repo, revision):
         created = _made(api, name, private)
         target = _target(api, name.repo, revision, progress)
-        card = not any(is_about(file) for file in (*target.listing, *publication.files))
+        card = not any(is_about(file) for file in publication.files) and (
+            not any(is_about(file) for file in target.listing)
+            or _is_ours(name.repo, target, progress)
+        )
         if card:
             text = model_card(publication.artifact, name.repo)
             additions.append(CommitOperationAdd(CARD_NAME, text))
@@ -210,6 +213,18 @@ def publish(
 
 def _message(artifact: Artifact) -> str:
     return f"Publish {artifact.model or 'a model'} as a container, {artifact.fingerprint[:16]}"
+
+
+def _is_ours(repo: str, target: _Target, progress: Progress) -> bool:
+    """Whether the page is the one made for the container before, which it would misname now."""
+    if target.before is None or CARD_NAME not in target.listing:
+        return False
+    expected = model_card(target.before, repo)
+    if target.listing[CARD_NAME].size != len(expected):
+        return False
+    at = HubName(repo, None, target.head)
+    root = download(at, target.head, [CARD_NAME], target.listing, progress)
+    return (root / CARD_NAME).read_bytes() == expected
 
 
 def _made(api: HfApi, name: HubName, private: bool) -> bool:
