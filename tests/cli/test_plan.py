@@ -142,6 +142,7 @@ def test_no_tensor_is_held_against_a_stand_in(models: Path, tmp_path: Path, cli:
     found = answer.json
     names = [problem["name"] for problem in found["problems"]]
     assert sorted(names) == ["depth_gate", "hidden_act", "hidden_size"]
+    assert "`hidden_size` is missing" in found["reason"]
     assert found["keys"]["hidden_size"] == "blocking"
     assert found["assumed"] == "hidden_size"
     assert found["unread"] == []

@@ -88,11 +88,22 @@ def changed(config: dict[str, object]) -> Iterator[dict[str, object]]:
                 yield {**config, key: inner}
 
 
-def test_a_count_that_is_not_to_be_believed_ends_somewhere(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("name", "key"),
+    [
+        ("qwen3_moe", "num_local_experts"),
+        ("deepseek_v3", "num_attention_heads"),
+        ("inkling", "n_shared_experts"),
+        ("gemma4-embeddings", "hidden_size_per_layer_input"),
+    ],
+)
+def test_a_count_that_is_not_to_be_believed_ends_somewhere(
+    tmp_path: Path, name: str, key: str
+) -> None:
     path = tmp_path / "m"
-    shutil.copytree(OWN / "qwen3_moe" / "checkpoint", path)
+    shutil.copytree(OWN / name / "checkpoint", path)
     config = json.loads((path / "config.json").read_text())
-    (path / "config.json").write_text(json.dumps({**config, "num_local_experts": 10**15}))
+    (path / "config.json").write_text(json.dumps({**config, key: 10**15}))
     assert 1 < len(judge(path).problems) <= 10_000
 
 
