@@ -23,13 +23,14 @@ from larql.format.graph import (
     SoftmaxAttention,
 )
 from larql.format.rows import RowSelection
+from larql.format.source.binding import Binding
 from larql.format.source.checkpoint import SourceTensor
 from larql.format.source.config import ConfigReader
 from larql.format.source.names import Naming
 from larql.format.source.optional import OptionalTensors
 from larql.format.source.pieces import BankBinding
 
-__all__ = ["Binding", "Builder", "Family", "HeadGeometry", "Part"]
+__all__ = ["Builder", "Family", "HeadGeometry", "Part"]
 
 
 @dataclass(frozen=True)
@@ -39,37 +40,6 @@ class HeadGeometry:
     heads: int
     kv_heads: int
     head_dim: int
-
-
-@dataclass(frozen=True)
-class Binding:
-    """One operand and what of a checkpoint fills it.
-
-    Attributes
-    ----------
-    operand : str
-        ``<object>/<tensor>``.
-    source : SourceTensor
-    shape : tuple of int
-        The operand's logical shape.
-    rows : RowSelection or None
-        The rows of the tensor that it is made of; None: all of them.
-    """
-
-    operand: str
-    source: SourceTensor
-    shape: tuple[int, ...]
-    rows: RowSelection | None = None
-
-    @property
-    def object(self) -> str:
-        """The logical object, e.g. ``target.layer.007``."""
-        return self.operand.split("/", 1)[0]
-
-    @property
-    def tensor(self) -> str:
-        """The tensor's name inside the object's segment."""
-        return self.operand.split("/", 1)[1]
 
 
 @dataclass(frozen=True)
@@ -122,6 +92,8 @@ class Builder:
         How the checkpoint names its tensors; a family replaces it where its names differ.
     component : str
         Id of the component being described.
+    drops_ones : bool
+        Whether files may lack a tensor's outermost axes where these have one element.
     """
 
     def __init__(
@@ -131,6 +103,8 @@ class Builder:
         same_bytes: Callable[[SourceTensor, SourceTensor], bool],
         naming: Naming,
         component: str = "target",
+        *,
+        drops_ones: bool = False,
     ) -> None:
         self.config = config
         self.tensors = tensors
@@ -142,6 +116,7 @@ class Builder:
         self.left: dict[str, str] = {}
         self.repeats: dict[str, str] = {}
         self._same_bytes = same_bytes
+        self._drops_ones = drops_ones
         self.optional = OptionalTensors(tensors, config.where)
 
     def bound(self) -> set[str]:
@@ -207,7 +182,7 @@ class Builder:
         if part is not None:
             expected = (part.total, *expected[1:])
         found = self.shape(source)
-        if found != expected:
+        if found != expected and not (self._drops_ones and _without(found) == _without(expected)):
             raise CompileError(
                 f"{self.where}: tensor {source} has shape {list(found)}, expected "
                 f"{list(expected)} from the configuration"
@@ -244,8 +219,12 @@ class Builder:
         bias: bool = False,
         rows: Part | None = None,
         residual: bool = False,
+        squeezed: bool = False,
     ) -> Convolution:
-        """Describe a depthwise convolution, whose weight is stored as ``[channels, 1, taps]``."""
+        """Describe a depthwise convolution, whose weight is stored as ``[channels, 1, taps]``.
+
+        Where it is ``squeezed``, the axis of one element is not there.
+        """
         kind = f"layer.{layer:03d}"
         weight = self.bind(
             kind,
@@ -253,7 +232,7 @@ class Builder:
             self.naming.tensor(part, layer, ".weight"),
             (channels, taps),
             part=rows,
-            stored=(channels, 1, taps),
+            stored=(channels, taps) if squeezed else (channels, 1, taps),
         )
         shift = None
         if bias:
@@ -263,7 +242,14 @@ class Builder:
 
     def beside(self, component: str, naming: Naming) -> Builder:
         """Return a builder of another component, which adds to what this one has collected."""
-        other = Builder(self.config, self.tensors, self._same_bytes, naming, component)
+        other = Builder(
+            self.config,
+            self.tensors,
+            self._same_bytes,
+            naming,
+            component,
+            drops_ones=self._drops_ones,
+        )
         other.notes, other.bindings, other.left = self.notes, self.bindings, self.left
         other.banks, other.repeats = self.banks, self.repeats
         return other
@@ -282,6 +268,7 @@ class Builder:
         *,
         bias: bool | None,
         rows: Part | None = None,
+        stored: tuple[int, ...] | None = None,
     ) -> Linear:
         """Describe a projection of a layer.
 
@@ -293,6 +280,8 @@ class Builder:
             Whether it has a bias; None: it has one if the checkpoint carries one, on all layers.
         rows : Part or None
             Which rows of the checkpoint's tensor it is, where that holds several projections.
+        stored : tuple of int or None
+            The weight's own shape where its rows have several axes.
         """
         kind = f"layer.{layer:03d}"
         weight = self.bind(
@@ -301,6 +290,7 @@ class Builder:
             self.naming.tensor(part, layer, ".weight"),
             (outputs, inputs),
             part=rows,
+            stored=stored,
         )
         bias_name = self.naming.tensor(part, layer, ".bias")
         bias_operand = None
@@ -308,12 +298,20 @@ class Builder:
             bias_operand = self.bind(kind, f"{part}.bias", bias_name, (outputs,), part=rows)
         return Linear(weight=weight, outputs=outputs, inputs=inputs, bias=bias_operand)
 
-    def norm(self, part: str, layer: int | None, width: int, eps: float, offset: float) -> Norm:
-        """Describe an RMS norm with a stored weight."""
+    def norm(
+        self,
+        part: str,
+        layer: int | None,
+        width: int,
+        eps: float,
+        offset: float,
+        *,
+        stored: tuple[int, ...] | None = None,
+    ) -> Norm:
+        """Describe an RMS norm with a stored weight, in a tensor of shape ``stored`` if given."""
         kind = "norms" if layer is None else f"layer.{layer:03d}"
-        weight = self.bind(
-            kind, f"{part}.weight", self.naming.tensor(part, layer, ".weight"), (width,)
-        )
+        name = self.naming.tensor(part, layer, ".weight")
+        weight = self.bind(kind, f"{part}.weight", name, (width,), stored=stored)
         return Norm(kind="rms", width=width, eps=eps, offset=offset, weight=weight)
 
     def attention(
@@ -484,3 +482,10 @@ class Builder:
             softcap=softcap,
             rows=rows if rows > vocab else None,
         )
+
+
+def _without(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Return a shape without its outermost axes of one element, all but the last."""
+    while len(shape) > 1 and shape[0] == 1:
+        shape = shape[1:]
+    return shape

@@ -200,6 +200,28 @@ class ConfigReader:
             raise self.failure(key, f"is not an array of integers of at least {least}")
         return tuple(value)
 
+    def counts_by_layer(self, key: str, layers: int) -> tuple[int, ...]:
+        """Take one integer of at least 0 for all layers, or an array with one for each."""
+        value = self._take(key, _MISSING)
+        if not isinstance(value, list | tuple):
+            return (self.count(key, least=0),) * layers
+        found = self.counts(key) or ()
+        if len(found) != layers:
+            raise self.failure(key, f"has {len(found)} entries, expected {layers}, one for a layer")
+        return found
+
+    def flags_by_layer(self, key: str, layers: int) -> tuple[bool, ...] | None:
+        """Take an array with true or false for each layer, or None where the key is absent."""
+        if not self.has(key):
+            self._note_absent(key)
+            return None
+        value = self._take(key, _MISSING)
+        if not isinstance(value, list | tuple) or not all(isinstance(v, bool) for v in value):
+            raise self.failure(key, "is not an array of true and false")
+        if len(value) != layers:
+            raise self.failure(key, f"has {len(value)} entries, expected {layers}, one for a layer")
+        return tuple(value)
+
     def limits(self, key: str) -> tuple[float, float | None]:
         """Take an array of two bounds, none below 0; a missing or infinite upper one is None.
 

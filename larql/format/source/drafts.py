@@ -7,7 +7,7 @@ import re
 from larql.errors import CompileError
 from larql.format.source.builder import Builder
 
-__all__ = ["leave_drafts", "stated_drafts"]
+__all__ = ["gguf_layers", "leave_drafts", "stated_drafts"]
 
 _KEYS = ("num_nextn_predict_layers", "num_mtp_layers")
 _LAYER = re.compile(r"(?:model\.layers|blk)\.(0|[1-9][0-9]{0,5})\.(?:nextn\.)?(.+)")
@@ -35,6 +35,28 @@ def stated_drafts(b: Builder) -> int:
     if all(b.config.has(key) for key in _KEYS) and first != second:
         raise b.config.contradiction(*_KEYS, first, second)
     return first or second
+
+
+def gguf_layers(b: Builder, counted: int) -> int:
+    """Return how many layers a GGUF file's model has, and leave those that draft.
+
+    Parameters
+    ----------
+    b : Builder
+    counted : int
+        ``block_count``, which counts layers that draft with the others.
+
+    Raises
+    ------
+    CompileError
+        As :func:`leave_drafts`, or if no other layers are left.
+    """
+    key = "nextn_predict_layers"
+    drafts = b.config.count(key, 0, least=0)
+    if drafts >= counted:
+        raise b.config.failure(key, f"is {drafts}, of {counted} layers")
+    leave_drafts(b, counted - drafts, drafts, key)
+    return counted - drafts
 
 
 def leave_drafts(b: Builder, layers: int, drafts: int, key: str = _KEYS[0]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 from larql.format.graph import Activation, ExpertGroups, RoutedFfn, SharedExperts
 from larql.format.source import routed
@@ -13,6 +14,7 @@ from larql.format.source.experts import Experts, gated_experts, shared_ffn
 __all__ = [
     "GROUPED_PARTS",
     "LEAST_SUM",
+    "GroupKeys",
     "Grouped",
     "expert_groups",
     "grouped_ffn",
@@ -26,10 +28,20 @@ GROUPED_PARTS = {
 }
 """Names inside a layer of routers and shared experts."""
 
-_TOP = ("num_experts_per_tok", "num_experts_per_token")
-_GROUPS = ("n_group", "num_expert_group")
 LEAST_SUM = 1e-20
 """Added to the sum of weights before they are divided by it."""
+
+
+@dataclass(frozen=True)
+class GroupKeys:
+    """Names by which the chosen experts, the groups and the groups kept may go."""
+
+    top: tuple[str, ...] = ("num_experts_per_tok", "num_experts_per_token")
+    groups: tuple[str, ...] = ("n_group", "num_expert_group")
+    kept: tuple[str, ...] = ("topk_group",)
+
+
+_USUAL = GroupKeys()
 
 
 @dataclass(frozen=True)
@@ -46,7 +58,14 @@ class Grouped:
 
 
 def expert_groups(
-    config: ConfigReader, experts: int, top: int, groups: int, kept: int
+    config: ConfigReader,
+    experts: int,
+    top: int,
+    groups: int,
+    kept: int,
+    *,
+    keys: GroupKeys = _USUAL,
+    score: Literal["max", "top2_sum"] = "top2_sum",
 ) -> ExpertGroups | None:
     """Judge the groups that experts are chosen from; None where all are in one.
 
@@ -57,22 +76,24 @@ def expert_groups(
         have too few experts for the two best scores that rank them.
     """
     if top > experts:
-        raise config.failure(_stated(config, _TOP), f"is {top}, of {experts} experts")
+        raise config.failure(_stated(config, keys.top), f"is {top}, of {experts} experts")
     if groups == 1:
         return None
-    if experts % groups or experts < 2 * groups:
+    least = 2 if score == "top2_sum" else 1
+    if experts % groups or experts < least * groups:
         raise config.failure(
-            _stated(config, _GROUPS),
-            f"is {groups}, but {experts} experts do not make so many equal groups of at least 2",
+            _stated(config, keys.groups),
+            f"is {groups}, but {experts} experts do not make so many equal groups of at least "
+            f"{least}",
         )
     if kept > groups:
-        raise config.failure("topk_group", f"is {kept}, of {groups} groups")
+        raise config.failure(_stated(config, keys.kept), f"is {kept}, of {groups} groups")
     within = experts // groups * kept
     if top > within:
         raise config.failure(
-            _stated(config, _TOP), f"is {top}, of {within} experts in the {kept} groups kept"
+            _stated(config, keys.top), f"is {top}, of {within} experts in the {kept} groups kept"
         )
-    return ExpertGroups(groups, kept, "top2_sum")
+    return ExpertGroups(groups, kept, score)
 
 
 def _stated(config: ConfigReader, keys: tuple[str, ...]) -> str:

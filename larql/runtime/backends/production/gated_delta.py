@@ -37,13 +37,13 @@ def gated_delta(
     v = v.reshape(len(x), mixer.value_heads, mixer.value_dim)
     activate(beta, "sigmoid", beta)
     bias, rate = arithmetic.vectors[mixer.decay_bias], arithmetic.vectors[mixer.decay_rate]
-    forget(decay, bias, rate, (0.0, math.inf), None, decay)
+    forget(decay, bias, rate, (0.0, math.inf), None, decay, negated=mixer.rates == "negated")
     out = arithmetic.memory.take(v.shape)
     recur(
         "delta",
         unit(q, mixer.key_heads, mixer.unit_eps, mixer.scale),
         unit(k, mixer.key_heads, mixer.unit_eps, 1.0),
-        v, decay, beta, None, state.halves, state.turn, out,
+        v, decay, beta, None, state.halves, state.turn, out, tiled=mixer.value_order == "tiled",
     )  # fmt: skip
     normed = gated_norm(mixer.norm, out, gate, mixer.gate_activation, arithmetic)
     return arithmetic.linear(mixer.o, normed)

@@ -42,7 +42,8 @@ def kda(
     v = v.reshape(len(x), mixer.heads, mixer.value_dim)
     activate(beta, "sigmoid", beta)
     rate = np.repeat(arithmetic.vectors[mixer.decay_rate], mixer.key_dim)
-    forget(decay, arithmetic.vectors[mixer.decay_bias], rate, (0.0, math.inf), None, decay)
+    bias, negated = arithmetic.vectors[mixer.decay_bias], mixer.rates == "negated"
+    forget(decay, bias, rate, (0.0, math.inf), None, decay, negated=negated)
     out = arithmetic.memory.take(v.shape)
     recur(
         "delta",

@@ -12,6 +12,7 @@ from larql.runtime.backends.reference.dense_ffn import ACTIVATIONS
 from larql.runtime.backends.reference.recurrence import (
     convolved,
     delta_step,
+    pace,
     per_head,
     softplus,
     unit,
@@ -38,12 +39,12 @@ def gated_delta(
     q = convolved(mixer.q_conv, arithmetic.linear(mixer.q, inputs), q_rows, arithmetic)
     k = convolved(mixer.k_conv, arithmetic.linear(mixer.k, inputs), k_rows, arithmetic)
     v = convolved(mixer.v_conv, arithmetic.linear(mixer.v, inputs), v_rows, arithmetic)
-    rate = -np.exp(arithmetic.vector(mixer.decay_rate))
+    rate, tiled = pace(mixer, arithmetic), mixer.value_order == "tiled"
     bias = arithmetic.vector(mixer.decay_bias)
     outputs = []
     for query, key, value, gate, beta, decay in zip(
-        per_head(q, key_heads, heads),
-        per_head(k, key_heads, heads),
+        per_head(q, key_heads, heads, tiled=tiled),
+        per_head(k, key_heads, heads, tiled=tiled),
         per_head(v, heads, heads),
         arithmetic.linear(mixer.gate, inputs),
         arithmetic.linear(mixer.beta, inputs),

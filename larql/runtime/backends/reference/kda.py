@@ -12,6 +12,7 @@ from larql.runtime.backends.reference.dense_ffn import ACTIVATIONS
 from larql.runtime.backends.reference.recurrence import (
     convolved,
     delta_step,
+    pace,
     per_head,
     softplus,
     unit,
@@ -39,7 +40,7 @@ def kda(
     v = convolved(mixer.v_conv, arithmetic.linear(mixer.v, inputs), v_rows, arithmetic)
     decays = arithmetic.linear(mixer.decay_up, arithmetic.linear(mixer.decay_down, inputs))
     gates = arithmetic.linear(mixer.gate_up, arithmetic.linear(mixer.gate_down, inputs))
-    rate = -np.exp(arithmetic.vector(mixer.decay_rate))[:, None]
+    rate = pace(mixer, arithmetic)[:, None]
     bias = arithmetic.vector(mixer.decay_bias)
     outputs = []
     for query, key, value, gate, beta, decay in zip(
