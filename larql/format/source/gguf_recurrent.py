@@ -1,0 +1,53 @@
+"""Metadata of layers that keep a recurrent state, which GGUF files name after state spaces."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from larql.format.source.config import ConfigReader
+
+__all__ = ["RecurrentKeys", "recurrent_keys"]
+
+
+@dataclass(frozen=True)
+class RecurrentKeys:
+    """Taps of the convolutions, heads, groups that serve them, and their widths.
+
+    Attributes
+    ----------
+    taps : int
+    state : int
+        Width of a group's row: of a key, or of B and C.
+    groups, heads : int
+    head_dim : int
+        Width of a value, or of x.
+    """
+
+    taps: int
+    state: int
+    groups: int
+    heads: int
+    head_dim: int
+
+
+def recurrent_keys(config: ConfigReader) -> RecurrentKeys:
+    """Read the ``ssm.*`` keys.
+
+    Raises
+    ------
+    CompileError
+        Naming the key, if a number is missing or does not fit another.
+    """
+    heads, inner = config.count("ssm.time_step_rank"), config.count("ssm.inner_size")
+    groups = config.count("ssm.group_count")
+    if inner % heads:
+        raise config.failure("ssm.inner_size", f"is {inner}, no multiple of {heads} heads")
+    if heads % groups:
+        raise config.failure("ssm.group_count", f"is {groups}, which {heads} heads cannot share")
+    return RecurrentKeys(
+        taps=config.count("ssm.conv_kernel"),
+        state=config.count("ssm.state_size"),
+        groups=groups,
+        heads=heads,
+        head_dim=inner // heads,
+    )
