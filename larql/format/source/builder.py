@@ -216,14 +216,15 @@ class Builder:
         taps: int,
         activation: Activation | None,
         *,
-        bias: bool = False,
+        bias: bool | None = False,
         rows: Part | None = None,
         residual: bool = False,
         squeezed: bool = False,
     ) -> Convolution:
         """Describe a depthwise convolution, whose weight is stored as ``[channels, 1, taps]``.
 
-        Where it is ``squeezed``, the axis of one element is not there.
+        Where it is ``squeezed``, the axis of one element is not there. A ``bias`` of None means
+        the same as in :meth:`linear`.
         """
         kind = f"layer.{layer:03d}"
         weight = self.bind(
@@ -234,9 +235,8 @@ class Builder:
             part=rows,
             stored=(channels, taps) if squeezed else (channels, 1, taps),
         )
-        shift = None
-        if bias:
-            name = self.naming.tensor(part, layer, ".bias")
+        shift, name = None, self.naming.tensor(part, layer, ".bias")
+        if bias or (bias is None and self.optional.holds(f"{part}.bias", layer, name)):
             shift = self.bind(kind, f"{part}.bias", name, (channels,), part=rows)
         return Convolution(weight, channels, taps, activation, shift, residual)
 

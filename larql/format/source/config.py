@@ -200,11 +200,11 @@ class ConfigReader:
             raise self.failure(key, f"is not an array of integers of at least {least}")
         return tuple(value)
 
-    def counts_by_layer(self, key: str, layers: int) -> tuple[int, ...]:
+    def counts_by_layer(self, key: str, layers: int, default: object = _MISSING) -> tuple[int, ...]:
         """Take one integer of at least 0 for all layers, or an array with one for each."""
-        value = self._take(key, _MISSING)
+        value = self._take(key, default)
         if not isinstance(value, list | tuple):
-            return (self.count(key, least=0),) * layers
+            return (self.count(key, default, least=0),) * layers
         found = self.counts(key) or ()
         if len(found) != layers:
             raise self.failure(key, f"has {len(found)} entries, expected {layers}, one for a layer")

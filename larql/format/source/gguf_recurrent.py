@@ -6,7 +6,15 @@ from dataclasses import dataclass
 
 from larql.format.source.config import ConfigReader
 
-__all__ = ["RecurrentKeys", "recurrent_keys"]
+__all__ = ["RecurrentKeys", "no_recurrent_layers", "recurrent_keys"]
+
+_KEYS = (
+    "ssm.conv_kernel",
+    "ssm.group_count",
+    "ssm.inner_size",
+    "ssm.state_size",
+    "ssm.time_step_rank",
+)
 
 
 @dataclass(frozen=True)
@@ -51,3 +59,11 @@ def recurrent_keys(config: ConfigReader) -> RecurrentKeys:
         heads=heads,
         head_dim=inner // heads,
     )
+
+
+def no_recurrent_layers(config: ConfigReader) -> None:
+    """Judge the ``ssm.*`` keys of a model of which no layer has a recurrent state.
+
+    Files of a hybrid's family keep them where all its layers are attention.
+    """
+    config.irrelevant(*_KEYS)
