@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from larql.format.source.config import ConfigReader
 
-__all__ = ["RecurrentKeys", "no_recurrent_layers", "recurrent_keys"]
+__all__ = ["RecurrentKeys", "no_recurrent_layers", "one_count", "recurrent_keys"]
 
 _KEYS = (
     "ssm.conv_kernel",
@@ -67,3 +67,19 @@ def no_recurrent_layers(config: ConfigReader) -> None:
     Files of a hybrid's family keep them where all its layers are attention.
     """
     config.irrelevant(*_KEYS)
+
+
+def one_count(config: ConfigReader, key: str, counts: tuple[int, ...], default: int) -> int:
+    """Return the one number that layers have which have any, ``default`` if none has.
+
+    Hybrids say by 0 key/value heads that a layer is not one of attention.
+
+    Raises
+    ------
+    CompileError
+        Naming the key, if they have several.
+    """
+    stated = sorted(set(counts) - {0})
+    if len(stated) > 1:
+        raise config.failure(key, f"is {stated} on layers, expected one number, or 0")
+    return stated[0] if stated else default

@@ -31,7 +31,7 @@ from larql.format.source.builder import Builder, Family, HeadGeometry, Part
 from larql.format.source.config import ConfigReader
 from larql.format.source.experts import Experts, fused_experts
 from larql.format.source.gguf_experts import gguf_experts
-from larql.format.source.gguf_recurrent import no_recurrent_layers, recurrent_keys
+from larql.format.source.gguf_recurrent import no_recurrent_layers, one_count, recurrent_keys
 from larql.format.source.keys import activation, common_hugging_face_keys, layer_kinds
 from larql.format.source.names import Naming, hugging_face_naming
 from larql.format.source.rope import gguf_rope, hugging_face_rope
@@ -319,11 +319,7 @@ def _gguf(b: Builder) -> Component:
     hidden, heads = config.count("embedding_length"), config.count("attention.head_count")
     layers = b.layer_count("block_count")
     kv_heads = config.counts_by_layer("attention.head_count_kv", layers)
-    stated = sorted(set(kv_heads) - {0})
-    if len(stated) > 1:
-        raise config.failure(
-            "attention.head_count_kv", f"is {stated} on layers, expected one number, or 0"
-        )
+    one = one_count(config, "attention.head_count_kv", kv_heads, heads)
     head_dim = config.count("attention.key_length", hidden // heads)
     config.neutral("attention.value_length", head_dim)
     config.neutral("rope.dimension_count", head_dim)
@@ -339,7 +335,7 @@ def _gguf(b: Builder) -> Component:
         activation="silu",
         ffn=width,
         residual_scale=config.number("residual_scale", 1.0),
-        geometry=HeadGeometry(heads, stated[0] if stated else heads, head_dim),
+        geometry=HeadGeometry(heads, one, head_dim),
         scale=config.number("attention.scale"),
         attention_bias=None,
         rope=rope.rope(head_dim, "adjacent") if turns else None,
