@@ -5,7 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from larql.format.graph import Activation, ExpertGroups, Mixer, RoutedFfn, SharedExperts
+from larql.format.graph import (
+    Activation,
+    ExpertBank,
+    ExpertGroups,
+    Mixer,
+    RoutedFfn,
+    SharedExperts,
+)
 from larql.format.source import routed
 from larql.format.source.builder import Builder
 from larql.format.source.config import ConfigReader
@@ -19,6 +26,7 @@ __all__ = [
     "ExpertCounts",
     "GgufExperts",
     "expert_counts",
+    "gguf_bank",
     "gguf_experts",
     "no_groups",
 ]
@@ -105,7 +113,6 @@ class GgufExperts:
             If a tensor is missing or has another shape.
         """
         n = self.counts
-        experts = Experts(i, f"blk.{i}", n.count, hidden, n.width, GGUF_EXPERTS)
         correction = _CORRECTION.format(i=i)
         shared = None
         if self.shared:
@@ -129,11 +136,25 @@ class GgufExperts:
                 groups=self.groups,
                 scale=self.scale,
             ),
-            fused_experts(b, experts, activation, _FUSED, GGUF_EXPERTS[2])
-            if f"blk.{i}.{_FUSED}.weight" in b.tensors
-            else packed_experts(b, experts, activation),
+            gguf_bank(b, i, hidden, n, activation),
             shared,
         )
+
+
+def gguf_bank(
+    b: Builder, i: int, hidden: int, n: ExpertCounts, activation: Activation
+) -> ExpertBank:
+    """Describe a layer's experts, whose gates and ups are one tensor or two.
+
+    Raises
+    ------
+    CompileError
+        If a tensor is missing or has another shape.
+    """
+    experts = Experts(i, f"blk.{i}", n.count, hidden, n.width, GGUF_EXPERTS)
+    if f"blk.{i}.{_FUSED}.weight" in b.tensors:
+        return fused_experts(b, experts, activation, _FUSED, GGUF_EXPERTS[2])
+    return packed_experts(b, experts, activation)
 
 
 def expert_counts(b: Builder, width: int) -> ExpertCounts:
