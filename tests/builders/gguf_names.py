@@ -96,6 +96,12 @@ class Conversion:
 
 def write_as_gguf(checkpoint: Path, path: Path, conversion: Conversion) -> Path:
     """Write a checkpoint directory as a GGUF file, matrices as they are stored."""
+    metadata, tensors = as_gguf(checkpoint, conversion)
+    return write_gguf(path, metadata, tensors)[0]
+
+
+def as_gguf(checkpoint: Path, conversion: Conversion) -> tuple[dict[str, object], list[Tensor]]:
+    """Return metadata and tensors of a checkpoint directory as of a GGUF file."""
     config = json.loads((checkpoint / "config.json").read_text())
     prefix = conversion.architecture
     metadata: dict[str, object] = {"general.architecture": prefix, "general.name": "oracle"}
@@ -112,7 +118,7 @@ def write_as_gguf(checkpoint: Path, path: Path, conversion: Conversion) -> Path:
     for name, values in conversion.tensors(config).items():
         data = np.array(values, "<f4")
         tensors.append((name, data.shape, GGML_F32, data.tobytes()))
-    return write_gguf(path, metadata, tensors)[0]
+    return metadata, tensors
 
 
 def _usual_keys(config: Mapping[str, Any]) -> dict[str, object]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,10 +15,31 @@ from larql.runtime.run import RunOptions, open_run
 from larql.runtime.session import Session
 from tests.builders import gguf_conversions as gguf
 from tests.builders.containers import make_container
-from tests.builders.gguf_names import Conversion, write_as_gguf
+from tests.builders.gguf import f32, u32
+from tests.builders.gguf_names import POST_NORMS, Conversion, write_as_gguf
 from tests.oracles.recorded import OWN, load_oracle
 from tests.oracles.test_oracles import BACKENDS, assert_close
 
+
+def _gemma3_keys(config: Mapping[str, Any]) -> dict[str, object]:
+    ropes = config.get("rope_parameters") or {}
+    full = ropes.get("full_attention") or {"rope_theta": config.get("rope_theta")}
+    local = ropes.get("sliding_attention") or {"rope_theta": config.get("rope_local_base_freq")}
+    keys = {
+        "attention.sliding_window": u32(config["sliding_window"]),
+        "attention.sliding_window_pattern": u32(2),
+        "rope.freq_base": f32(full["rope_theta"]),
+        "rope.freq_base_swa": f32(local["rope_theta"]),
+    }
+    if config.get("final_logit_softcapping"):
+        keys["final_logit_softcapping"] = f32(config["final_logit_softcapping"])
+    if config.get("rope_scaling"):
+        keys |= {"rope.scaling.type": "linear"}
+        keys |= {"rope.scaling.factor": f32(config["rope_scaling"]["factor"])}
+    return keys
+
+
+GEMMA3 = Conversion("gemma3", offset_norms=True, names=POST_NORMS, keys=_gemma3_keys)
 NEXT_NORM = {"post_attention_layernorm": "post_attention_norm"}
 CASES: dict[str, tuple[str, Conversion]] = {
     "deepseek_v3": ("deepseek_v3", gguf.DEEPSEEK),
@@ -77,6 +99,9 @@ def edited(checkpoint: Path, path: Path, **keys: object) -> Path:
         ("deepseek_v3-direct",
          replace(gguf.DEEPSEEK_WHOLE, prepare=gguf.neighbours_turn),
          {"rope_scaling__mscale": 1.1}),
+        # The scale of scores is a head's width.
+        ("gemma3", GEMMA3, {"query_pre_attn_scalar": 16}),
+        ("gemma3-linear", GEMMA3, {"query_pre_attn_scalar": 16}),
         # No key limits steps.
         ("granitemoehybrid", gguf.GRANITE_HYBRID, {"time_step_limit": None}),
     ],

@@ -57,7 +57,8 @@ def _gguf(b: Builder) -> Component:
     config.neutral("expert_used_count", 0)
     config.neutral("expert_shared_feed_forward_length", basics.ffn)
     turns = config.flag("rope.scaling.finetuned", True)
-    rope = gguf_rope(config, 10000.0).rope(head_dim, "adjacent") if turns else None
+    settings = gguf_rope(config, 10000.0)
+    rope = settings.rope(head_dim, "adjacent") if turns else None
     return Decoder(
         basics=basics,
         layers=(Attention(None, rope),) * basics.layers,
