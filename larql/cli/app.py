@@ -75,6 +75,7 @@ COMMANDS: Mapping[str, Command | Group] = MappingProxyType(
         ),
         "slice": Command("Cut a container down to a part of itself.", "larql.cli.slice"),
         "reconstruct": Command("Write a container's checkpoint back.", "larql.cli.reconstruct"),
+        "publish": Command("Upload a container or a slice to a hub.", "larql.cli.publish"),
         "tokenize": Command("Convert text to token ids, and back.", "larql.cli.tokenize"),
         "perplexity": Command("Measure a model on a text file.", "larql.cli.perplexity"),
         "bench": Command(

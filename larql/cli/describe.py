@@ -9,7 +9,7 @@ import typer
 from larql.cli import render
 from larql.cli.inputs import TextSource, read_input
 from larql.cli.models import open_model
-from larql.cli.options import Component, Model, Threads, half_open_range
+from larql.cli.options import Component, Model, Profile, Threads, half_open_range
 from larql.cli.output import output_of
 from larql.cli.walk import LayersOption, PartialOption, Writes, hit_document, texts_of, told
 
@@ -37,6 +37,7 @@ def command(
     layers: LayersOption = None,
     partial: PartialOption = False,
     component: Component = "target",
+    profile: Profile = None,
     threads: Threads = None,
 ) -> None:
     """Tell which features a token or text lights up.
@@ -64,7 +65,7 @@ def command(
 
     found = walk(
         container,
-        WalkOptions(top_k, writes, span, partial, threads, component),
+        WalkOptions(top_k, writes, span, partial, threads, component, profile),
         tokens=given.ids,
     )
     tokenizer = given.tokenizer or texts_of(container, found)
@@ -80,6 +81,7 @@ def command(
             {
                 "container": container.path.absolute(),
                 "fingerprint": container.fingerprint,
+                "profile": found.profile,
                 "token": token,
                 "text": text,
                 "authority": found.authority.document(),

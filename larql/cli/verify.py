@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Annotated, NoReturn
+from functools import partial
+from typing import Annotated
 
 import typer
 
 from larql.cli import render
-from larql.cli.models import open_model, tell
-from larql.cli.options import Model
+from larql.cli.checked import check_document, checked
+from larql.cli.models import tell
+from larql.cli.options import Model, Threads
 from larql.cli.output import Output, output_of
-from larql.errors import CheckFailed, GenerationError, LarqlError, Refusal, UsageError
+from larql.errors import UsageError
 from larql.format.closure import Defect
-from larql.format.container import Container, verify_container
-from larql.format.index import INDEX_NAME
+from larql.format.container import Container
+from larql.format.moe.presence import presence_of
 from larql.format.progress import Progress
 from larql.format.source.locate import Located, locate
 
@@ -34,7 +35,9 @@ SourceOption = Annotated[
 ]
 
 
-def command(ctx: typer.Context, model: Model, source: SourceOption = None) -> None:
+def command(
+    ctx: typer.Context, model: Model, source: SourceOption = None, threads: Threads = None
+) -> None:
     """Check a container's bytes, and whether it will run.
 
     Every file is hashed, the graph is read, and each operand of each operation is looked up with
@@ -49,47 +52,31 @@ def command(ctx: typer.Context, model: Model, source: SourceOption = None) -> No
     larql verify model.vindex3 --source model.gguf
     """
     output = output_of(ctx)
-    located = None if source is None else _locate(source, output)
-    try:
-        container = open_model(model, output)
-    except LarqlError as error:
-        if isinstance(error, GenerationError | Refusal) or not _was_container(Path(model)):
-            raise
-        _report_index(Path(model), source, error, output)
-    with render.progress(output) as progress:
-        defects = verify_container(container, progress)
-        if located is not None:
-            defects += _compare(container, located, progress)
+    more = None if source is None else partial(_compare, _locate(source, output))
+    container = checked(model, output, threads, source, more)
     if output.json:
-        render.document(output, _document(container, source, defects))
-    else:
-        _print(container, source, defects)
-    if defects:
-        raise CheckFailed(
-            f"{container.path}: {len(defects)} defect{'s' if len(defects) > 1 else ''} found"
+        render.document(output, check_document(container, source, []))
+        return
+    index = container.index
+    render.line(f"{len(index.files)} files have the recorded sizes and hashes")
+    found = presence_of(container)
+    others = len(index.representations) - len(found.in_part)
+    render.line(f"{others} operands are present and will bind")
+    if found.in_part:
+        runs = sorted({run for part in found.in_part for run in part.experts})
+        held = ", ".join(f"{first}:{end}" for first, end in runs)
+        render.line(
+            f"{len(found.in_part)} operands of experts are here in part, experts {held} of "
+            f"{found.in_part[0].population}; by itself the container runs what chooses among these"
         )
-
-
-def _was_container(path: Path) -> bool:
-    """Tell a container with a damaged index from what never was one."""
-    return (path / INDEX_NAME).is_file() and (path / "segments").is_dir()
-
-
-def _report_index(path: Path, source: str | None, error: LarqlError, output: Output) -> NoReturn:
-    problem = str(error).removeprefix(f"{path / INDEX_NAME}: ")
-    if output.json:
-        render.document(
-            output,
-            {
-                "container": path.absolute(),
-                "source": source,
-                "ok": False,
-                "defects": [{"where": INDEX_NAME, "problem": problem, "place": None}],
-            },
+    if found.elsewhere:
+        render.line(
+            f"{len(found.elsewhere)} operands are declared to be elsewhere, {found.elsewhere[0]} "
+            f"first; what reads them is refused here"
         )
-    else:
-        render.line(render.printable(f"{INDEX_NAME}: {problem}"))
-    raise CheckFailed(f"{path}: 1 defect found; without its index nothing else can be checked")
+    if source is not None:
+        render.line("the source compiles to this graph and holds these bytes")
+    render.line(f"fingerprint {container.fingerprint}")
 
 
 def _locate(source: str, output: Output) -> Located:
@@ -101,34 +88,9 @@ def _locate(source: str, output: Output) -> Located:
     return located
 
 
-def _compare(container: Container, located: Located, progress: Progress) -> list[Defect]:
+def _compare(located: Located, container: Container, progress: Progress) -> list[Defect]:
     from larql.format.source.checkpoint import open_checkpoint
     from larql.format.source.compare import compare_with_source
 
     with open_checkpoint(located.path) as checkpoint:
         return compare_with_source(container, checkpoint, progress)
-
-
-def _document(container: Container, source: str | None, defects: list[Defect]) -> dict[str, object]:
-    return {
-        "container": container.path.absolute(),
-        "fingerprint": container.fingerprint,
-        "files": len(container.index.files),
-        "operands": len(container.index.representations),
-        "source": source,
-        "ok": not defects,
-        "defects": [{"where": d.where, "problem": d.problem, "place": d.place} for d in defects],
-    }
-
-
-def _print(container: Container, source: str | None, defects: list[Defect]) -> None:
-    for defect in defects:
-        render.line(render.printable(defect.line()))
-    if defects:
-        return
-    index = container.index
-    render.line(f"{len(index.files)} files have the recorded sizes and hashes")
-    render.line(f"{len(index.representations)} operands are present and will bind")
-    if source is not None:
-        render.line("the source compiles to this graph and holds these bytes")
-    render.line(f"fingerprint {container.fingerprint}")

@@ -15,6 +15,7 @@ from larql.cli.options import (
     Component,
     Model,
     NoBos,
+    Profile,
     Prompt,
     PromptFile,
     Threads,
@@ -101,6 +102,7 @@ def command(
     partial: PartialOption = False,
     no_bos: NoBos = False,
     component: Component = "target",
+    profile: Profile = None,
     threads: Threads = None,
 ) -> None:
     """Search a model's features, layer by layer.
@@ -142,7 +144,7 @@ def command(
     given = None if vector is not None else read_input(container, source, add_bos=not no_bos)
     found = walk(
         container,
-        WalkOptions(top_k, writes, span, partial, threads, component),
+        WalkOptions(top_k, writes, span, partial, threads, component, profile),
         vector=asked,
         tokens=() if given is None else given.ids,
         residuals=residuals,
@@ -155,6 +157,7 @@ def command(
             {
                 "container": container.path.absolute(),
                 "fingerprint": container.fingerprint,
+                "profile": found.profile,
                 "query": {"kind": found.query.kind, "tokens": list(found.query.tokens)},
                 "authority": found.authority.document(),
                 "banks": _bank_documents(found, tokenizer),

@@ -24,6 +24,7 @@ __all__ = [
     "check_output_file",
     "explain_os_error",
     "recover",
+    "set_aside",
     "write_directory",
     "write_file",
 ]
@@ -275,3 +276,37 @@ def write_file(path: Path) -> Iterator[Path]:
     finally:
         with suppress(OSError):
             temporary.unlink()
+
+
+@contextmanager
+def set_aside(path: Path) -> Iterator[Callable[[], None]]:
+    """Move a file aside while another is written in its place as it comes to be.
+
+    Yields
+    ------
+    callable
+        Puts the file back; does nothing where there was none. What is not put back is removed when
+        the body ends.
+
+    Raises
+    ------
+    OutputError
+        If it cannot be moved.
+    """
+    aside = _sibling(path, "old")
+    try:
+        moved = path.is_file() and not path.is_symlink()
+        if moved:
+            path.rename(aside)
+    except OSError as error:
+        raise explain_os_error(error, path) from None
+
+    def put_back() -> None:
+        if moved:
+            aside.replace(path)
+
+    try:
+        yield put_back
+    finally:
+        if moved:
+            aside.unlink(missing_ok=True)

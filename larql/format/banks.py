@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -28,6 +28,7 @@ __all__ = [
     "other_meaning",
     "region_name",
     "regions_of",
+    "runs_of",
 ]
 
 BANK_SCHEMA = "lyrw"
@@ -117,6 +118,19 @@ class RegionPlace:
             f"resident: {held}; bind the shard that has it",
             at,
         )
+
+
+def runs_of(present: Iterable[bool]) -> list[tuple[int, int]]:
+    """Return the half-open runs of entries that are present, ascending."""
+    runs: list[tuple[int, int]] = []
+    for entry, here in enumerate(present):
+        if not here:
+            continue
+        if runs and runs[-1][1] == entry:
+            runs[-1] = (runs[-1][0], entry + 1)
+        else:
+            runs.append((entry, entry + 1))
+    return runs
 
 
 @dataclass(frozen=True)

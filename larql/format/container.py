@@ -26,7 +26,7 @@ from larql.format.index import (
     read_index_document,
 )
 from larql.format.progress import Progress
-from larql.format.segment import Segment, hash_file
+from larql.format.segment import Segment
 
 if TYPE_CHECKING:
     from larql.format.banks import EntryRegions
@@ -288,11 +288,20 @@ class Container:
         return tuple(EncodingShare(name, *share) for name, share in ordered)
 
 
-def verify_container(container: Container, progress: Progress) -> list[Defect]:
+def verify_container(
+    container: Container, progress: Progress, threads: int | None = None
+) -> list[Defect]:
     """Check every hash of a container, and whether its operands will bind.
 
     Nothing is executed. Defects come in canonical order: files by name, then operands in
     execution order.
+
+    Parameters
+    ----------
+    container : Container
+    progress : Progress
+    threads : int or None
+        To hash with; None: one for each core. What is found does not depend on it.
 
     Returns
     -------
@@ -300,7 +309,7 @@ def verify_container(container: Container, progress: Progress) -> list[Defect]:
         Empty if the container is whole.
     """
     index = container.index
-    defects = list(_verify_files(container, progress))
+    defects = list(_verify_files(container, progress, threads))
     if index.system_graph is None:
         return _with_banks(container, defects)
     try:
@@ -382,7 +391,9 @@ def _verify_packed(container: Container, damaged: set[str], progress: Progress) 
     progress.finish()
 
 
-def _verify_files(container: Container, progress: Progress) -> Iterator[Defect]:
+def _verify_files(
+    container: Container, progress: Progress, threads: int | None
+) -> Iterator[Defect]:
     index = container.index
     for name in sorted(set(index.segments) | {r.segment for r in index.representations.values()}):
         if name not in index.files:
@@ -394,20 +405,18 @@ def _verify_files(container: Container, progress: Progress) -> Iterator[Defect]:
             yield Defect(document, f"{kind} is not listed in `files`, so nothing vouches for it")
     if INDEX_NAME in index.files:
         yield Defect(INDEX_NAME, "lists itself in `files`; its own hash is the fingerprint")
-    progress.start("verify", sum(entry.size for entry in index.files.values()))
+    from larql.format.hash_files import hash_files
+
+    sizes = {name: entry.size for name, entry in index.files.items()}
+    hashes = hash_files(container.path, sizes, threads, progress)
     for name in sorted(index.files):
-        entry = index.files[name]
-        try:
-            found = hash_file(container.path / name)
-        except ContainerError as error:
-            yield Defect(name, str(error).removeprefix(f"{container.path / name}: "))
-            continue
-        if found.size != entry.size:
+        entry, found = index.files[name], hashes[name]
+        if isinstance(found, ContainerError):
+            yield Defect(name, str(found).removeprefix(f"{container.path / name}: "))
+        elif found.size != entry.size:
             yield Defect(name, f"is {found.size} bytes, expected {entry.size}")
         elif found.sha256 != entry.sha256:
             yield Defect(name, f"sha256 is {found.sha256}, expected {entry.sha256}")
-        progress.advance(entry.size)
-    progress.finish()
 
 
 def _verify_representation(container: Container, value: Representation) -> Defect | None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import hashlib
 import os
 import time
+from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 
     from larql.format.progress import Progress
 
-__all__ = ["remember_sha256", "sha256_of"]
+__all__ = ["hash_descriptor", "remember_sha256", "sha256_of"]
 
 _MEMO = "digests.sqlite"
 _BLOCK = 1 << 20
@@ -53,15 +54,12 @@ def sha256_of(path: Path, progress: Progress | None = None) -> str:
             remembered = _recall(real, _stamp(before))
             if remembered is not None:
                 return remembered
-            digest = hashlib.sha256()
-            buffer = memoryview(bytearray(_BLOCK))
             if progress is not None:
                 progress.start(f"Checking {path.name}", before.st_size)
             try:
-                while count := file.readinto(buffer):
-                    digest.update(buffer[:count])
-                    if progress is not None:
-                        progress.advance(count)
+                _, digest = hash_descriptor(
+                    file.fileno(), None if progress is None else progress.advance
+                )
             finally:
                 if progress is not None:
                     progress.finish()
@@ -71,8 +69,37 @@ def sha256_of(path: Path, progress: Progress | None = None) -> str:
         raise SourceError(f"{path}: cannot be read: {reason}; check the path") from None
     unchanged = _stamp(before) == _stamp(after)
     if unchanged and time.time_ns() - after.st_mtime_ns > _SETTLED_NS:
-        _record(real, _stamp(after), digest.hexdigest())
-    return digest.hexdigest()
+        _record(real, _stamp(after), digest)
+    return digest
+
+
+def hash_descriptor(
+    descriptor: int, advance: Callable[[int], object] | None = None
+) -> tuple[int, str]:
+    """Return size and SHA-256 of what an open file holds, from its beginning.
+
+    Parameters
+    ----------
+    descriptor : int
+        Its position is not moved.
+    advance : callable, optional
+        Told of the bytes read, piece by piece; what it raises ends the reading.
+
+    Raises
+    ------
+    OSError
+        If the file cannot be read.
+    """
+    digest = hashlib.sha256()
+    size = 0
+    # Read into one buffer: a new one for each piece is as many page faults as the file has pages.
+    buffer = memoryview(bytearray(_BLOCK))
+    while count := os.preadv(descriptor, [buffer], size):
+        digest.update(buffer[:count])
+        size += count
+        if advance is not None:
+            advance(count)
+    return size, digest.hexdigest()
 
 
 def remember_sha256(path: Path, digest: str) -> None:

@@ -10,13 +10,14 @@ import errno
 import hashlib
 import mmap
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from larql.errors import ContainerError
+from larql.format.digest import hash_descriptor
 from larql.format.encoding import Encoding
 from larql.format.index import FileEntry
 from larql.format.safetensors_header import (
@@ -72,7 +73,8 @@ def write_stream(path: Path, chunks: Iterable[bytes]) -> FileEntry:
     """
     digest = hashlib.sha256()
     size = 0
-    with path.open("wb") as stream:
+    # The system caches a file in pages as large as what was written at once: larger reads faster.
+    with path.open("wb", _CHUNK) as stream:
         for chunk in chunks:
             stream.write(chunk)
             digest.update(chunk)
@@ -111,21 +113,16 @@ def write_segment(path: Path, tensors: Iterable[SegmentTensor]) -> FileEntry:
     return write_stream(path, stream())
 
 
-def hash_file(path: Path) -> FileEntry:
-    """Return size and sha256 of a file, read in chunks.
+def hash_file(path: Path, advance: Callable[[int], object] | None = None) -> FileEntry:
+    """Return size and sha256 of a file, read in pieces of which ``advance`` is told.
 
     Raises
     ------
     ContainerError
         If it is missing, not a regular file or unreadable.
     """
-    digest = hashlib.sha256()
-    size = 0
     with open_regular(path, ContainerError) as (descriptor, _status):
-        while chunk := os.pread(descriptor, _CHUNK, size):
-            digest.update(chunk)
-            size += len(chunk)
-    return FileEntry(size, digest.hexdigest())
+        return FileEntry(*hash_descriptor(descriptor, advance))
 
 
 def advise_alone(mapped: mmap.mmap, begin: int, end: int) -> None:

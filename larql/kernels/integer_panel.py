@@ -12,7 +12,6 @@ products stays below 2^28.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,6 +22,7 @@ from larql.kernels.jit import cgutils, instruction, types
 from larql.kernels.lane_columns import HALF, WIDTH, Column, store_lanes
 from larql.kernels.memory import edges, offset, read, write
 from larql.kernels.vector import constant, fused, spread
+from larql.kernels.widths import chosen_width
 
 __all__ = ["HALF", "WIDTH", "integer_panel", "tile_widths", "weight_bytes", "widen", "widens"]
 
@@ -239,23 +239,7 @@ def integer_panel(
                 found = [b.load(row[c]) for row in made.totals]
                 store_lanes(b, found, last_row, b.sub(left, _WORD(first)), place, out_stride)
 
-        widths = tile_widths(variant.columns)
-        taken = cgutils.alloca_once_value(b, _WORD(widths[-1]))
-
-        def choose(among: Sequence[int]) -> None:
-            width, *narrower = among
-            if not narrower:
-                tile(width)
-                return
-            with b.if_else(b.icmp_signed(">=", halves, _WORD(width))) as (fits, else_):
-                with fits:
-                    tile(width)
-                    b.store(_WORD(width), taken)
-                with else_:
-                    choose(narrower)
-
-        choose(widths)
-        return b.load(taken)
+        return chosen_width(b, halves, tile_widths(variant.columns), tile)
 
     return types.int64(variant, *[types.int64] * 15), emit
 

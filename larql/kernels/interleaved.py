@@ -8,7 +8,7 @@ that was interleaved, which `larql.kernels.unpack` decodes. Layouts: docs/format
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,14 +17,42 @@ from llvmlite import ir
 from larql.kernels.integers import GROUP, INTEGERS, Integers
 from larql.kernels.levels import Portable
 from larql.kernels.memory import offset, read
-from larql.kernels.vector import I32, LANES, constant, fused
+from larql.kernels.vector import LANES, constant, fused
 
-__all__ = ["INTERLEAVED", "QUADS_OF_GROUP", "Interleaved"]
+__all__ = ["INTERLEAVED", "QUADS_OF_GROUP", "Interleaved", "Rows"]
 
 QUADS_OF_GROUP = GROUP // 4
 _WORDS = 4 * LANES  # bytes of a word of each row
 _HALVES = 2 * LANES
 _LOW = 0x0F0F0F0F
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Some of a slab's rows, the lanes of what is emitted: `count` from row `first` on."""
+
+    e: Portable
+    first: int = 0
+    count: int = LANES
+
+    def word(self, p: Any, at: int, index: int) -> Any:
+        """Emit word `index` of those that begin at byte `at`, of each row."""
+        place = offset(self.e.builder, p, at + _WORDS * index + 4 * self.first)
+        return read(self.e.builder, place, ir.VectorType(ir.IntType(32), self.count))
+
+    def halves(self, p: Any) -> Any:
+        """Emit the binary16 number of each row as float32."""
+        place = offset(self.e.builder, p, 2 * self.first)
+        return self.e.halves_of(read(self.e.builder, place, self._kind(16)))
+
+    def signed_bytes(self, p: Any, at: int) -> Any:
+        """Emit a signed byte of each row as float32."""
+        place = offset(self.e.builder, p, at + self.first)
+        wide = self.e.builder.sext(read(self.e.builder, place, self._kind(8)), self._kind(32))
+        return self.e.float_of(wide)
+
+    def _kind(self, width: int) -> ir.VectorType:
+        return ir.VectorType(ir.IntType(width), self.count)
 
 
 @dataclass(frozen=True)
@@ -41,52 +69,59 @@ class Interleaved:
         A weight is scale * (bits + first) + shift of so many bits; 8: signed bytes, which lie
         weight after weight and not by words.
     quad : function or None
-        (emitter, address of a block column, number of a quad) -> words, and the bit of their bytes
-        at which the weights begin; what is beside them is not zero. None: signed bytes.
+        (rows, address of a block column, number of a quad) -> words, and the bit of their bytes at
+        which the weights begin; what is beside them is not zero. None: signed bytes.
     numbers : function
-        (emitter, address of a block column, number of a unit) -> its scales, and shifts or None.
+        (rows, address of a block column, number of a unit) -> its scales, and shifts or None.
     """
 
     source: str
     span: int
     width: int
     first: int
-    quad: Callable[[Portable, Any, int], tuple[Any, int]] | None
-    numbers: Callable[[Portable, Any, int], tuple[Any, Any | None]]
+    quad: Callable[[Rows, Any, int], tuple[Any, int]] | None
+    numbers: Callable[[Rows, Any, int], tuple[Any, Any | None]]
 
     @property
     def units(self) -> int:
         """How many units of equal scale 32 weights have."""
         return INTEGERS[self.source].units
 
-    def quads_of_lanes(self, span: int, first: int, lanes: int) -> list[int]:
-        """Return the quads of a span whose weights belong to some of 16 lanes of a sum.
-
-        Those of the same lanes follow each other, in ascending order.
-        """
-        begin, count = span * self.span // 4, self.span // 4
-        return [
-            begin + at
-            for lane in range(first // 4, (first + lanes) // 4)
-            for at in range(lane, count, LANES // 4)
-        ]
+    def quads_by_lane(self, span: int) -> list[list[int]]:
+        """Return the quads of a span: those of equal lanes of a sum together, in their order."""
+        begin, count, lanes = span * self.span // 4, self.span // 4, LANES // 4
+        return [[begin + at for at in range(lane, count, lanes)] for lane in range(lanes)]
 
     def unit_of(self, quad: int) -> int:
         """Return the unit of a quad."""
         return quad * self.units // QUADS_OF_GROUP
 
-    def floats(self, e: Portable, p: Any, number: int, scale: Any, shift: Any) -> list[Any]:
-        """Emit the float32 weights of a quad."""
-        b = e.builder
+    def factors(self, rows: Rows, p: Any, unit: int) -> tuple[list[Any], Any | None]:
+        """Emit the numbers of a unit as :meth:`floats` takes them: a scale for each of a quad."""
+        scale, shift = self.numbers(rows, p, unit)
         if self.quad is None:
-            at = [_HALVES + LANES * (4 * number + j) for j in range(4)]
-            found = [e.float_of(e.signed_bytes(p, place)) for place in at]
+            return [scale] * 4, shift
+        units = rows.e.field_units(self.width)
+        b = rows.e.builder
+        return [
+            scale if of == 1.0 else b.fmul(scale, constant(scale.type, of)) for of in units
+        ], shift
+
+    def floats(
+        self, rows: Rows, p: Any, number: int, which: Sequence[int], scales: Sequence[Any],
+        shift: Any,
+    ) -> list[Any]:  # fmt: skip
+        """Emit some of a quad's four weights as float32; the factors are those of its unit."""
+        b = rows.e.builder
+        if self.quad is None:
+            found = [rows.signed_bytes(p, _HALVES + LANES * (4 * number + j)) for j in which]
         else:
-            words, bit = self.quad(e, p, number)
-            found = [e.field(words, 8 * j + bit, self.width, self.first) for j in range(4)]
+            words, bit = self.quad(rows, p, number)
+            found = rows.e.fields(words, bit, self.width, self.first, which)
+        pairs = list(zip(found, [scales[j] for j in which], strict=True))
         if shift is None:
-            return [b.fmul(value, scale) for value in found]
-        return [fused(b, value, scale, shift) for value in found]
+            return [b.fmul(value, scale) for value, scale in pairs]
+        return [fused(b, value, scale, shift) for value, scale in pairs]
 
     def bytes(self, e: Integers, p: Any, number: int, zero: Any) -> Any:
         """Emit the bytes of a quad, in the form that the level's dot product takes.
@@ -97,90 +132,88 @@ class Interleaved:
         if self.quad is None:
             by_weight = read(b, offset(b, p, _HALVES + _WORDS * number), kind)
             return e.fours(e.stored(by_weight, True), zero)
-        words, bit = self.quad(e.level, p, number)
+        words, bit = self.quad(Rows(e.level), p, number)
         mask = ((1 << self.width) - 1) * 0x01010101
         return b.bitcast(e.level.bits_of(words, bit, mask), kind)
 
 
-def _word(e: Portable, p: Any, at: int, index: int) -> Any:
-    """Emit word `index` of those that begin at byte `at`, of each row."""
-    return read(e.builder, offset(e.builder, p, at + _WORDS * index), I32.llvm)
+def _whole(like: Any, value: int) -> Any:
+    return constant(like.type, value)
 
 
-def _turned(e: Portable, words: Any, left: int) -> Any:
+def _turned(rows: Rows, words: Any, left: int) -> Any:
     """Emit words << left, or >> -left where negative."""
     if left > 0:
-        return e.builder.shl(words, constant(I32.llvm, left))
-    return e.builder.lshr(words, constant(I32.llvm, -left)) if left else words
+        return rows.e.builder.shl(words, _whole(words, left))
+    return rows.e.builder.lshr(words, _whole(words, -left)) if left else words
 
 
-def _topped(e: Portable, low: Any, tops: Any) -> Any:
+def _topped(rows: Rows, low: Any, tops: Any) -> Any:
     """Emit the low four bits of each byte of one, the high four of the other."""
-    b = e.builder
-    mask = constant(I32.llvm, _LOW)
-    return b.or_(b.and_(low, mask), b.and_(tops, constant(I32.llvm, 0xF0F0F0F0)))
+    b = rows.e.builder
+    return b.or_(b.and_(low, _whole(low, _LOW)), b.and_(tops, _whole(tops, 0xF0F0F0F0)))
 
 
-def _halves(e: Portable, p: Any, unit: int) -> tuple[Any, Any | None]:
-    return e.halves(p), None
+def _halves(rows: Rows, p: Any, unit: int) -> tuple[Any, Any | None]:
+    return rows.halves(p), None
 
 
-def _two_halves(e: Portable, p: Any, unit: int) -> tuple[Any, Any | None]:
-    return e.halves(p), e.halves(offset(e.builder, p, _HALVES))
+def _two_halves(rows: Rows, p: Any, unit: int) -> tuple[Any, Any | None]:
+    return rows.halves(p), rows.halves(offset(rows.e.builder, p, _HALVES))
 
 
-def _nibbles(at: int) -> Callable[[Portable, Any, int], tuple[Any, int]]:
-    def quad(e: Portable, p: Any, number: int) -> tuple[Any, int]:
-        return _word(e, p, at, number % 4), 4 * (number // 4)
-
-    return quad
-
-
-def _fives(at: int) -> Callable[[Portable, Any, int], tuple[Any, int]]:
-    def quad(e: Portable, p: Any, number: int) -> tuple[Any, int]:
-        low = _turned(e, _word(e, p, at + _WORDS, number % 4), -4 * (number // 4))
-        return _topped(e, low, _turned(e, _word(e, p, at, 0), 4 - number)), 0
+def _nibbles(at: int) -> Callable[[Rows, Any, int], tuple[Any, int]]:
+    def quad(rows: Rows, p: Any, number: int) -> tuple[Any, int]:
+        return rows.word(p, at, number % 4), 4 * (number // 4)
 
     return quad
 
 
-def _packed6(e: Portable, p: Any, unit: int) -> tuple[Any, Any | None]:
+def _fives(at: int) -> Callable[[Rows, Any, int], tuple[Any, int]]:
+    def quad(rows: Rows, p: Any, number: int) -> tuple[Any, int]:
+        low = _turned(rows, rows.word(p, at + _WORDS, number % 4), -4 * (number // 4))
+        return _topped(rows, low, _turned(rows, rows.word(p, at, 0), 4 - number)), 0
+
+    return quad
+
+
+def _packed6(rows: Rows, p: Any, unit: int) -> tuple[Any, Any | None]:
     """Emit a six-bit scale and minimum of Q4_K or Q5_K, times those of their block."""
-    b = e.builder
+    e, b = rows.e, rows.e.builder
     words = []
     for first, low_shift in ((0, 0), (1, 4)):  # scales, minima
-        word = _word(e, p, 2 * _HALVES, first)
+        word = rows.word(p, 2 * _HALVES, first)
         if unit >= 4:
-            low = e.bits_of(_word(e, p, 2 * _HALVES, 2), low_shift, _LOW)
-            word = b.or_(low, b.shl(e.bits_of(word, 6, 0x03030303), constant(I32.llvm, 4)))
+            low = e.bits_of(rows.word(p, 2 * _HALVES, 2), low_shift, _LOW)
+            word = b.or_(low, b.shl(e.bits_of(word, 6, 0x03030303), _whole(word, 4)))
         words.append(e.field(word, 8 * (unit % 4), 6, 0))
-    scale = b.fmul(e.halves(p), words[0])
-    return scale, b.fmul(b.fneg(e.halves(offset(b, p, _HALVES))), words[1])
+    scale = b.fmul(rows.halves(p), words[0])
+    return scale, b.fmul(b.fneg(rows.halves(offset(b, p, _HALVES))), words[1])
 
 
-def _q4_k(e: Portable, p: Any, number: int) -> tuple[Any, int]:
+def _q4_k(rows: Rows, p: Any, number: int) -> tuple[Any, int]:
     group, q = divmod(number, QUADS_OF_GROUP)
-    return _word(e, p, 256, 8 * (group // 2) + q), 4 * (group % 2)
+    return rows.word(p, 256, 8 * (group // 2) + q), 4 * (group % 2)
 
 
-def _q5_k(e: Portable, p: Any, number: int) -> tuple[Any, int]:
+def _q5_k(rows: Rows, p: Any, number: int) -> tuple[Any, int]:
     group, q = divmod(number, QUADS_OF_GROUP)
-    low = _turned(e, _word(e, p, 768, 8 * (group // 2) + q), -4 * (group % 2))
-    return _topped(e, low, _turned(e, _word(e, p, 256, q), 4 - group)), 0
+    low = _turned(rows, rows.word(p, 768, 8 * (group // 2) + q), -4 * (group % 2))
+    return _topped(rows, low, _turned(rows, rows.word(p, 256, q), 4 - group)), 0
 
 
-def _q6_k(e: Portable, p: Any, number: int) -> tuple[Any, int]:
+def _q6_k(rows: Rows, p: Any, number: int) -> tuple[Any, int]:
     group, q = divmod(number, QUADS_OF_GROUP)
     part, quarter = divmod(group, 4)
-    low = _turned(e, _word(e, p, 288, 16 * part + 8 * (quarter % 2) + q), -4 * (quarter // 2))
-    return _topped(e, low, _turned(e, _word(e, p, 2336, 8 * part + q), 4 - 2 * quarter)), 0
+    low = _turned(rows, rows.word(p, 288, 16 * part + 8 * (quarter % 2) + q), -4 * (quarter // 2))
+    return _topped(rows, low, _turned(rows, rows.word(p, 2336, 8 * part + q), 4 - 2 * quarter)), 0
 
 
-def _signed_scales(e: Portable, p: Any, unit: int) -> tuple[Any, Any | None]:
-    b = e.builder
-    left = b.shl(_word(e, p, _HALVES, unit // 4), constant(I32.llvm, 24 - 8 * (unit % 4)))
-    step = e.float_of(b.ashr(left, constant(I32.llvm, 24)))
-    return b.fmul(e.halves(p), step), None
+def _signed_scales(rows: Rows, p: Any, unit: int) -> tuple[Any, Any | None]:
+    b = rows.e.builder
+    word = rows.word(p, _HALVES, unit // 4)
+    left = b.shl(word, _whole(word, 24 - 8 * (unit % 4)))
+    return b.fmul(rows.halves(p), rows.e.float_of(b.ashr(left, _whole(left, 24)))), None
 
 
 INTERLEAVED: Mapping[str, Interleaved] = {

@@ -21,6 +21,11 @@ _I8, _I16, _I32 = ir.IntType(8), ir.IntType(16), ir.IntType(32)
 _SMALL = ir.VectorType(_I8, LANES)
 
 
+def _floats(integers: Any) -> ir.VectorType:
+    """Return float32 lanes, as many as there are integers."""
+    return ir.VectorType(ir.FloatType(), integers.type.count)
+
+
 class Portable:
     """Emit unpacking code from plain vector arithmetic."""
 
@@ -82,13 +87,13 @@ class Portable:
 
     def float_of(self, integers: Any) -> Any:
         """Emit int32 lanes as float32 lanes (exact: the values here are small)."""
-        return self.builder.sitofp(integers, F32.llvm)
+        return self.builder.sitofp(integers, _floats(integers))
 
     def bits_of(self, integers: Any, shift: int, mask: int) -> Any:
         """Emit (integers >> shift) & mask."""
         if shift:
-            integers = self.builder.lshr(integers, constant(I32.llvm, shift))
-        return self.builder.and_(integers, constant(I32.llvm, mask))
+            integers = self.builder.lshr(integers, constant(integers.type, shift))
+        return self.builder.and_(integers, constant(integers.type, mask))
 
     def half(self, address: Any, at: int) -> Any:
         """Emit the binary16 number at `address` + `at` as a float32 scalar."""
@@ -159,9 +164,30 @@ class Portable:
         """Emit `first` + the `width` bits from bit `at` on of each int32 lane, as float32."""
         whole = self.bits_of(words, at, (1 << width) - 1)
         # 2^23 + u has u for its last bits.
-        raised = self.builder.or_(whole, constant(I32.llvm, (127 + 23) << 23))
-        number = self.builder.bitcast(raised, F32.llvm)
-        return self.builder.fsub(number, constant(F32.llvm, float((1 << 23) - first)))
+        raised = self.builder.or_(whole, constant(words.type, (127 + 23) << 23))
+        number = self.builder.bitcast(raised, _floats(words))
+        return self.builder.fsub(number, constant(number.type, float((1 << 23) - first)))
+
+    def field_units(self, width: int) -> tuple[float, ...]:
+        """Return what each of :meth:`fields` of so many bits must be multiplied with."""
+        return 1.0, 2.0**-8, 2.0**-16, 2.0**-24
+
+    def fields(
+        self, words: Any, bit: int, width: int, first: int, which: Sequence[int]
+    ) -> list[Any]:
+        """Emit `first` + the `width` bits from `bit` on of some of a word's four bytes, as float32.
+
+        Each is divided by its byte's unit: a field that stays where it is in its word is a multiple
+        of a power of two. Units that shift or shuffle are scarcer than those that mask.
+        """
+        b, mask, found = self.builder, (1 << width) - 1, []
+        small = b.lshr(words, constant(words.type, bit)) if bit else words
+        for j in which:
+            number = self.float_of(b.and_(small, constant(words.type, mask << 8 * j)))
+            if first:
+                number = b.fadd(number, constant(number.type, float(first << 8 * j)))
+            found.append(number)
+        return found
 
     def affine4(self, scale: Any, first: float, shift: Any | None) -> Any:
         """Prepare scale * (q + first) + shift for 4-bit q; return what `lookup4` takes."""
@@ -241,6 +267,18 @@ class Avx2(Portable):
 
 class Avx512(Avx2):
     """Emit for AVX-512 F, BW, DQ and VL: sixteen weights are one table look-up."""
+
+    def field_units(self, width: int) -> tuple[float, ...]:
+        """Return what each of :meth:`fields` of so many bits must be multiplied with."""
+        return super().field_units(width) if width > 5 else (1.0,) * 4
+
+    def fields(
+        self, words: Any, bit: int, width: int, first: int, which: Sequence[int]
+    ) -> list[Any]:
+        """Emit `first` + some bits of bytes, divided by their units: five or fewer by look-up."""
+        if width > 5:
+            return super().fields(words, bit, width, first, which)
+        return [self.field(words, 8 * j + bit, width, first) for j in which]
 
     def field(self, words: Any, at: int, width: int, first: int) -> Any:
         """Emit `first` + some bits of each int32 lane, as float32: five or fewer by look-up."""

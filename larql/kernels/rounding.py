@@ -23,7 +23,7 @@ from larql.kernels.integer_rows import SUMS, TERMS
 from larql.kernels.integers import GROUP
 from larql.kernels.jit import Variant, compiled_address, instruction, kernel, types
 from larql.kernels.lane_columns import WIDTH
-from larql.kernels.memory import load, load_i64, offset, store_f32, store_i32, write
+from larql.kernels.memory import load, load_f32, load_i64, offset, store_f32, store_i32, write
 from larql.kernels.threads import launch
 from larql.kernels.vector import (
     F32,
@@ -37,7 +37,7 @@ from larql.kernels.vector import (
     whole_lanes,
 )
 
-__all__ = ["QuantizedRows", "quantize_rows"]
+__all__ = ["QuantizedRows", "gather_rounded", "quantize_rows"]
 
 Empty = Callable[[tuple[int, ...], npt.DTypeLike], npt.NDArray[Any]]
 _SHARE = 8192  # elements of a quantising task
@@ -123,9 +123,46 @@ def _quantize(variant: Any, p: int, task: int, worker: int) -> None:
         store_i32(at + 2 * four, np.int32(first + second))
 
 
+@kernel
+def _gather(variant: Any, p: int, task: int, worker: int) -> None:
+    """Copy one vector of width 1 to its place among others."""
+    source, source_terms, source_sums = load_i64(p), load_i64(p + 8), load_i64(p + 16)
+    values, terms, sums = load_i64(p + 24), load_i64(p + 32), load_i64(p + 40)
+    row, groups, width = load_i64(load_i64(p + 48) + task * 8), load_i64(p + 56), load_i64(p + 64)
+    lane = task % width * 4
+    for g in range(groups):
+        old, new = row * groups + g, task // width * groups + g
+        for four in range(8):  # four bytes at a time, as bits
+            at = values + (new * 8 + four) * 4 * width + lane
+            store_f32(at, load_f32(source + (old * 8 + four) * 4))
+        for number in range(2):
+            at = terms + (new * 2 + number) * 4 * width + lane
+            store_f32(at, load_f32(source_terms + (old * 2 + number) * 4))
+        for number in range(3):
+            at = sums + (new * 3 + number) * 4 * width + lane
+            store_f32(at, load_f32(source_sums + (old * 3 + number) * 4))
+
+
 @cache
-def _quantizer() -> int:
-    return compiled_address(_quantize, Variant(setup.current().level))
+def _compiled(function: Any) -> int:
+    return compiled_address(function, Variant(setup.current().level))
+
+
+def _room_for(count: int, columns: int, width: int | None, empty: Empty) -> QuantizedRows:
+    """Return memory for so many vectors, in the layout that products of so many read."""
+    groups = columns // GROUP
+    width = width or (1 if count < _FEW else WIDTH)
+    shape = -(-count // width), groups
+    found = QuantizedRows(
+        count, columns, width,
+        empty((*shape, 8, width, 4), np.int8),
+        empty((*shape, TERMS, width), np.float32),
+        empty((*shape, SUMS, width), np.int32),
+    )  # fmt: skip
+    if count % width:
+        for array in (found.values, found.terms, found.sums):
+            array[-1] = 0
+    return found
 
 
 def quantize_rows(
@@ -158,25 +195,52 @@ def quantize_rows(
         raise ValueError(f"x must be [C, multiple of {GROUP}], found shape {x.shape}")
     source = float_matrix(x, x.shape, "x")
     count, columns = x.shape
+    found = _room_for(count, columns, 1 if apart else None, empty)
     groups = columns // GROUP
-    width = 1 if apart or count < _FEW else WIDTH
-    shape = -(-count // width), groups
-    found = QuantizedRows(
-        count, columns, width,
-        empty((*shape, 8, width, 4), np.int8),
-        empty((*shape, TERMS, width), np.float32),
-        empty((*shape, SUMS, width), np.int32),
-    )  # fmt: skip
-    if count % width:
-        for array in (found.values, found.terms, found.sums):
-            array[-1] = 0
     share = _SHARE // GROUP
     parameters = np.array(
         (
             source, address(found.values), address(found.terms), address(found.sums), count,
-            groups, width, share,
+            groups, found.width, share,
         ),
         np.int64,
     )  # fmt: skip
-    launch(_quantizer(), parameters, -(-count * groups // share), x, found)
+    launch(_compiled(_quantize), parameters, -(-count * groups // share), x, found)
+    return found
+
+
+def gather_rounded(
+    x: QuantizedRows, rows: npt.NDArray[np.int64], empty: Empty = np.empty
+) -> QuantizedRows:
+    """Return some vectors that were rounded before, in the layout for so many.
+
+    Parameters
+    ----------
+    x : QuantizedRows
+        Of width 1.
+    rows : int64 [n], C-contiguous
+    empty : function
+        As of :func:`quantize_rows`, whose bits these are.
+
+    Raises
+    ------
+    ValueError
+        When a row is not among those of `x`, or their width is not 1.
+    """
+    if x.width != 1:
+        raise ValueError(f"rounded rows must have width 1, found {x.width}")
+    if rows.dtype != np.int64 or rows.ndim != 1 or not rows.flags.c_contiguous:
+        raise ValueError("rows must be contiguous int64")
+    if len(rows) and (int(rows.min()) < 0 or int(rows.max()) >= x.count):
+        raise ValueError(f"rows must be from 0 to {x.count - 1}")
+    found = _room_for(len(rows), x.columns, None, empty)
+    parameters = np.array(
+        (
+            address(x.values), address(x.terms), address(x.sums), address(found.values),
+            address(found.terms), address(found.sums), address(rows), x.columns // GROUP,
+            found.width,
+        ),
+        np.int64,
+    )  # fmt: skip
+    launch(_compiled(_gather), parameters, len(rows), x, rows, found)
     return found

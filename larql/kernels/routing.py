@@ -272,8 +272,9 @@ def _choose(variant: Any, p: int, task: int, worker: int) -> None:
 @kernel
 def _add_chosen(variant: Any, p: int, task: int, worker: int) -> None:
     y, places, weights, out = load_i64(p), load_i64(p + 8), load_i64(p + 16), load_i64(p + 24)
-    width, top = load_i64(p + 32), load_i64(p + 40)
+    width, top, broken = load_i64(p + 32), load_i64(p + 40), load_i64(p + 48) + task * 8
     places, weights, out = places + task * top * 8, weights + task * top * 4, out + task * width * 4
+    poison = splat(_ZERO)  # zero, or NaN where a sum is not finite
     at = 0
     while at < width:
         n = min(16, width - at)
@@ -285,11 +286,13 @@ def _add_chosen(variant: Any, p: int, task: int, worker: int) -> None:
                 total = fma(load(row), factor, total)
             else:
                 total = fma(load_part(row, n), factor, total)
+        poison = poison + (total - total)
         if n == 16:
             store(out + at * 4, total)
         else:
             store_part(out + at * 4, total, n)
         at += 16
+    store_i64(broken, 0 if lane_sum(poison) == _ZERO else 1)
 
 
 @kernel
@@ -409,8 +412,10 @@ def add_chosen(
     places: npt.NDArray[np.int64],
     weights: npt.NDArray[np.float32],
     out: npt.NDArray[np.float32],
-) -> None:
+) -> npt.NDArray[np.int64]:
     """Write to `out` the weighted sums of rows of `y`.
+
+    What is not finite in a row stays so in its sum, whatever the weight.
 
     Parameters
     ----------
@@ -419,6 +424,11 @@ def add_chosen(
         Rows of `y`, in the order in which they are added.
     weights : float32 ``[T, top]``
     out : float32 ``[T, H]``
+
+    Returns
+    -------
+    int64 ``[T]``
+        1 for each sum that is not finite, else 0.
 
     Raises
     ------
@@ -430,12 +440,14 @@ def add_chosen(
         raise ValueError("places must be contiguous int64")
     if places.size and (places.min() < 0 or places.max() >= rows):
         raise ValueError(f"places must be from 0 to {rows - 1}")
+    broken = np.empty(count, np.int64)
     words = (
         float_matrix(y, (rows, width), "y"), address(places),
         float_matrix(weights, (count, top), "weights"), float_matrix(out, (count, width), "out"),
-        width, top,
+        width, top, address(broken),
     )  # fmt: skip
-    _run(_add_chosen, words, count, y, places, weights, out)
+    _run(_add_chosen, words, count, y, places, weights, out, broken)
+    return broken
 
 
 def scale_rows(x: npt.NDArray[np.float32], factors: npt.NDArray[np.float32]) -> None:

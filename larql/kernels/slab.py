@@ -8,6 +8,7 @@ The lanes are added in the order of `larql.kernels.vector.halve`, so that the bi
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import product
 from typing import Any
 
 from llvmlite import ir
@@ -15,20 +16,32 @@ from llvmlite import ir
 from larql.kernels.encodings import BLOCKS
 from larql.kernels.integer_rows import SUMS, TERMS
 from larql.kernels.integers import GROUP, INTEGERS, integer_bias, integer_emitter
-from larql.kernels.interleaved import INTERLEAVED, QUADS_OF_GROUP
+from larql.kernels.interleaved import INTERLEAVED, QUADS_OF_GROUP, Interleaved, Rows
 from larql.kernels.jit import cgutils, instruction, types
 from larql.kernels.levels import emitter
-from larql.kernels.memory import offset, prefetch_lines, read, write
+from larql.kernels.memory import align_stack, offset, prefetch_lines, read, write
 from larql.kernels.vector import F32, I32, LANES, constant, fused, spread, transposed
+from larql.kernels.widths import chosen_width
 
 __all__ = ["expand_slab", "float_slab", "integer_slab", "take_away", "unpack_slab", "unpacked_slab"]
 
 _WORD, _I32, _FLOAT = ir.IntType(64), ir.IntType(32), ir.FloatType()
 _NUMBERS = 4 * LANES  # bytes of a float32 of each row
 _QUAD = 4 * LANES
-# Lanes of a float32 sum that registers hold at a time; a slab stays in the first-level cache.
-_AT_ONCE = {"avx512": 16, "avx2": 8, "portable": 4}
+# Rows whose sums registers hold at a time, and their lanes; a slab stays in the first-level cache.
+_ROWS_AT_ONCE = {"avx512": 16, "avx2": 8, "portable": 16}
+_ALL = tuple(range(LANES))
+_BY_FOUR = tuple(tuple(range(first, first + 4)) for first in range(0, LANES, 4))
+# Of each word's weights two: what they need beside their sums fits the registers too.
+_BY_PLACE = tuple(tuple(i for i in range(LANES) if i // 2 % 2 == half) for half in range(2))
+_TILES = (16, 8, 4, 2, 1)  # vectors
 _AHEAD = 8 << 10  # bytes; weights so far on are fetched into the second-level cache
+
+
+def _lanes_at_once(level: str, form: Interleaved) -> tuple[tuple[int, ...], ...]:
+    if level == "avx512":
+        return (_ALL,)
+    return _BY_PLACE if level == "avx2" and form.width == 4 else _BY_FOUR
 
 
 def _apart(builder: Any) -> None:
@@ -47,35 +60,46 @@ def float_slab(typingctx: Any, variant: Any, slab: Any, blocks: Any, x: Any, out
         _, slab, blocks, x, out = args
         b, level = builder, emitter(variant.level, builder)
         geometry, form = BLOCKS[variant.encoding], INTERLEAVED[variant.encoding]
-        size, lanes = geometry.nbytes * LANES, _AT_ONCE[variant.level]
-        sums: list[Any] = []
-        for first in range(0, LANES, lanes):
-            places = [cgutils.alloca_once_value(b, constant(F32.llvm, 0.0)) for _ in range(lanes)]
+        size, count = geometry.nbytes * LANES, _ROWS_AT_ONCE[variant.level]
+        align_stack(b)
+        turns = list(product(range(0, LANES, count), _lanes_at_once(variant.level, form)))
+        share = size // len(turns)
+        coming = b.add(slab, b.mul(blocks, _WORD(size)))
+        sums: dict[int, Any] = {}
+        for turn, (row, lanes) in enumerate(turns):
+            rows = Rows(level, row, count)
+            zero = constant(ir.VectorType(_FLOAT, count), 0.0)
+            places = {lane: cgutils.alloca_once_value(b, zero) for lane in lanes}
             with cgutils.for_range(b, blocks, intp=_WORD) as loop:
                 p = b.add(slab, b.mul(loop.index, _WORD(size)))
                 at = b.add(x, b.mul(loop.index, _WORD(4 * geometry.elements)))
-                if first == 0:
-                    prefetch_lines(b, offset(b, p, _AHEAD), size)
+                done = b.add(loop.index, b.mul(blocks, _WORD(turn)))
+                prefetch_lines(b, b.add(coming, b.mul(done, _WORD(share))), share)
                 for span in range(geometry.elements // form.span):
                     numbers: dict[int, Any] = {}
-                    lane = -1
-                    for quad in form.quads_of_lanes(span, first, lanes):
-                        unit = form.unit_of(quad)
-                        if unit not in numbers:
-                            numbers[unit] = form.numbers(level, p, unit)
-                        if quad % 4 != lane:
-                            _apart(b)
-                            lane = quad % 4
-                        for j, weight in enumerate(form.floats(level, p, quad, *numbers[unit])):
-                            value = read(b, offset(b, at, 4 * (4 * quad + j)), _FLOAT)
-                            place = places[(4 * quad + j) % LANES - first]
-                            value = fused(b, weight, spread(b, value), b.load(place))
-                            b.store(value, place)
-            sums += [b.load(place) for place in places]
-        while len(sums) > 1:
-            half = len(sums) // 2
-            sums = [b.fadd(sums[i], sums[i + half]) for i in range(half)]
-        write(b, sums[0], out)
+                    for quads in form.quads_by_lane(span):
+                        _apart(b)
+                        for quad in quads:
+                            which = [j for j in range(4) if (4 * quad + j) % LANES in places]
+                            if not which:
+                                continue
+                            unit = form.unit_of(quad)
+                            if unit not in numbers:
+                                numbers[unit] = form.factors(rows, p, unit)
+                            weights = form.floats(rows, p, quad, which, *numbers[unit])
+                            for j, weight in zip(which, weights, strict=True):
+                                value = read(b, offset(b, at, 4 * (4 * quad + j)), _FLOAT)
+                                place = places[(4 * quad + j) % LANES]
+                                value = fused(b, weight, spread(b, value, count), b.load(place))
+                                b.store(value, place)
+            sums |= {lane: b.load(place) for lane, place in places.items()}
+            if len(sums) == LANES:
+                ordered = [sums[lane] for lane in range(LANES)]
+                while len(ordered) > 1:
+                    half = len(ordered) // 2
+                    ordered = [b.fadd(ordered[i], ordered[i + half]) for i in range(half)]
+                write(b, ordered[0], offset(b, out, 4 * row))
+                sums = {}
         return context.get_dummy_value()
 
     return types.void(variant, *[types.int64] * 4), emit
@@ -87,17 +111,17 @@ def expand_slab(typingctx: Any, variant: Any, slab: Any, blocks: Any, out: Any, 
 
     def emit(context: Any, builder: Any, sig: Any, args: Any) -> Any:
         _, slab, blocks, out, stride = args
-        b, level = builder, emitter(variant.level, builder)
+        b, rows = builder, Rows(emitter(variant.level, builder))
         geometry, form = BLOCKS[variant.encoding], INTERLEAVED[variant.encoding]
         per_group = GROUP // LANES
         with cgutils.for_range(b, blocks, intp=_WORD) as loop:
             p = b.add(slab, b.mul(loop.index, _WORD(geometry.nbytes * LANES)))
             place = b.add(out, b.mul(loop.index, _WORD(4 * geometry.elements)))
             for half in range(geometry.elements // LANES):
-                numbers = form.numbers(level, p, half * form.units // per_group)
+                numbers = form.factors(rows, p, half * form.units // per_group)
                 weights: list[Any] = []
                 for q in range(LANES // 4):
-                    weights += form.floats(level, p, LANES // 4 * half + q, *numbers)
+                    weights += form.floats(rows, p, LANES // 4 * half + q, range(4), *numbers)
                 for row, values in enumerate(transposed(b, weights)):
                     at = b.add(place, b.mul(stride, _WORD(row)))
                     write(b, values, offset(b, at, 4 * LANES * half))
@@ -194,7 +218,7 @@ def integer_slab(
             for index in range(per_block):
                 x = vector.group(b.add(first, _WORD(index)))
                 for unit in range(form.units):
-                    numbers = form.numbers(level.level, p, index * form.units + unit)
+                    numbers = form.numbers(Rows(level.level), p, index * form.units + unit)
                     dots = [constant(I32.llvm, 0)] * 2  # two, so that none waits for the other
                     for q in range(unit * quads, (unit + 1) * quads):
                         w = form.bytes(level, p, QUADS_OF_GROUP * index + q, zero)
@@ -234,7 +258,7 @@ def unpack_slab(
                 write(b, form.bytes(level, p, q, zero), offset(b, place, _QUAD * q))
             at = b.mul(loop.index, _WORD(_NUMBERS * units))
             for unit in range(units):
-                numbers = form.numbers(level.level, p, unit)
+                numbers = form.numbers(Rows(level.level), p, unit)
                 for number, base in zip(numbers, (scales, shifts), strict=True):
                     if number is not None:
                         write(b, number, offset(b, b.add(base, at), _NUMBERS * unit))
@@ -276,52 +300,57 @@ def take_away(
 
 @instruction
 def unpacked_slab(
-    typingctx: Any, variant: Any, weights: Any, scales: Any, shifts: Any, groups: Any, starts: Any,
-    width: Any, values: Any, terms: Any, sums: Any, out: Any, out_stride: Any,
+    typingctx: Any, variant: Any, left: Any, weights: Any, scales: Any, shifts: Any, groups: Any,
+    starts: Any, width: Any, values: Any, terms: Any, sums: Any, out: Any, out_stride: Any,
 ) -> Any:  # fmt: skip
-    """Multiply an unpacked slab by `variant.columns` neighbouring vectors of a block of `width`.
+    """Multiply an unpacked slab by the next vectors of a block of `width`; return how many.
 
-    The variant's encoding stands for all that have the same units, shifts and sign; `starts` is
-    what :func:`take_away` wrote, and not read where there are shifts.
+    They are as many as the widest tile takes of the `left` ones, at most `variant.columns`. The
+    variant's encoding stands for all that have the same units, shifts and sign; `starts` is what
+    :func:`take_away` wrote, and not read where there are shifts.
     """
 
     def emit(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-        (_, weights, scales, shifts, groups, starts, width, values, terms, sums, out,
+        (_, left, weights, scales, shifts, groups, starts, width, values, terms, sums, out,
          out_stride) = args  # fmt: skip
         b, level = builder, integer_emitter(variant.level, builder)
         meaning = INTEGERS[variant.encoding]
         signed, units = meaning.bias is None, meaning.units
-        quads, count = QUADS_OF_GROUP // units, variant.columns
-        total = _Totals(b, variant.encoding, count)
+        quads = QUADS_OF_GROUP // units
         vectors = _Vectors(b, b.mul(width, _WORD(4)), values, terms, sums)
         kind = ir.VectorType(ir.IntType(8), _QUAD)
-        with cgutils.for_range(b, groups, intp=_WORD) as loop:
-            x = vectors.group(loop.index)
-            place = b.add(weights, b.mul(loop.index, _WORD(_QUAD * QUADS_OF_GROUP)))
-            at = b.mul(loop.index, _WORD(_NUMBERS * units))
-            for unit in range(units):
-                # Of few vectors two sums each, so that none waits for the one before.
-                chains = 2 if count <= 2 else 1
-                dots = [constant(I32.llvm, 0)] * (count * chains)
-                if not meaning.shifted:
-                    number = b.add(b.mul(loop.index, _WORD(units)), _WORD(unit))
-                    first = b.add(starts, b.mul(number, vectors.four))
-                    dots[:count] = [
-                        spread(b, read(b, offset(b, first, 4 * v), _I32)) for v in range(count)
-                    ]
-                for q in range(unit * quads, (unit + 1) * quads):
-                    w = read(b, offset(b, place, _QUAD * q), kind)
-                    for v in range(count):
-                        four, chain = b.bitcast(x.quad(q, v), kind), v + q % chains * count
-                        dots[chain] = level.dot(dots[chain], w, four, signed)
-                if chains == 2:
-                    dots = [b.add(*pair) for pair in zip(dots[:count], dots[count:], strict=True)]
-                scale, shift = (
-                    read(b, offset(b, b.add(base, at), _NUMBERS * unit), F32.llvm)
-                    for base in (scales, shifts)
-                )
-                total.add(x, unit, dots, scale, shift)
-        total.write(out, out_stride)
-        return context.get_dummy_value()
 
-    return types.void(variant, *[types.int64] * 11), emit
+        def tile(count: int) -> None:
+            total = _Totals(b, variant.encoding, count)
+            # Of few vectors two sums each, so that none waits for the one before.
+            chains = 2 if count <= 2 else 1
+            with cgutils.for_range(b, groups, intp=_WORD) as loop:
+                x = vectors.group(loop.index)
+                place = b.add(weights, b.mul(loop.index, _WORD(_QUAD * QUADS_OF_GROUP)))
+                at = b.mul(loop.index, _WORD(_NUMBERS * units))
+                for unit in range(units):
+                    dots = [constant(I32.llvm, 0)] * (count * chains)
+                    if not meaning.shifted:
+                        number = b.add(b.mul(loop.index, _WORD(units)), _WORD(unit))
+                        first = b.add(starts, b.mul(number, vectors.four))
+                        dots[:count] = [
+                            spread(b, read(b, offset(b, first, 4 * v), _I32)) for v in range(count)
+                        ]
+                    for q in range(unit * quads, (unit + 1) * quads):
+                        w = read(b, offset(b, place, _QUAD * q), kind)
+                        for v in range(count):
+                            four, chain = b.bitcast(x.quad(q, v), kind), v + q % chains * count
+                            dots[chain] = level.dot(dots[chain], w, four, signed)
+                    if chains == 2:
+                        pairs = zip(dots[:count], dots[count:], strict=True)
+                        dots = [b.add(*pair) for pair in pairs]
+                    scale, shift = (
+                        read(b, offset(b, b.add(base, at), _NUMBERS * unit), F32.llvm)
+                        for base in (scales, shifts)
+                    )
+                    total.add(x, unit, dots, scale, shift)
+            total.write(out, out_stride)
+
+        return chosen_width(b, left, [n for n in _TILES if n <= variant.columns], tile)
+
+    return types.int64(variant, *[types.int64] * 12), emit

@@ -17,7 +17,7 @@ from larql.kernels.jit import Variant, compiled_address, kernel
 from larql.kernels.memory import call_kernel, fetch_lines, load_i64
 from larql.kernels.parts import Job, Part, share_rows
 from larql.kernels.rounding import QuantizedRows
-from larql.kernels.shape import narrow, step_elements, tile_columns, unit_count
+from larql.kernels.shape import step_elements, unit_count
 from larql.kernels.slab import (
     expand_slab,
     float_slab,
@@ -100,37 +100,10 @@ def _many(variant: Any, p: int, task: int, worker: int) -> None:
             s = sums + first * 12 * width + c % width * 4
             b = starts + first * unit_count(variant) * 4 * width + c % width * 4
             o = out + (c * slabs + index) * 64
-            left = min(count - c, width - c % width)
-            if tile_columns(variant) >= 16 and left >= 16:
-                unpacked_slab(
-                    narrow(variant, 16), room, scales, shifts, groups, b, width, v, t, s, o,
-                    slabs * 64,
-                )  # fmt: skip
-                c += 16
-            elif tile_columns(variant) >= 16 and left >= 8:
-                unpacked_slab(
-                    narrow(variant, 8), room, scales, shifts, groups, b, width, v, t, s, o,
-                    slabs * 64,
-                )  # fmt: skip
-                c += 8
-            elif left >= 4:
-                unpacked_slab(
-                    narrow(variant, 4), room, scales, shifts, groups, b, width, v, t, s, o,
-                    slabs * 64,
-                )  # fmt: skip
-                c += 4
-            elif left >= 2:
-                unpacked_slab(
-                    narrow(variant, 2), room, scales, shifts, groups, b, width, v, t, s, o,
-                    slabs * 64,
-                )  # fmt: skip
-                c += 2
-            else:
-                unpacked_slab(
-                    narrow(variant, 1), room, scales, shifts, groups, b, width, v, t, s, o,
-                    slabs * 64,
-                )  # fmt: skip
-                c += 1
+            c += unpacked_slab(
+                variant, min(count - c, width - c % width), room, scales, shifts, groups, b, width,
+                v, t, s, o, slabs * 64,
+            )  # fmt: skip
 
 
 @cache

@@ -45,7 +45,7 @@ def traverse(
     float32 ``[T, hidden]``
     """
     if taps is not None:
-        taps.wrote(carrier)
+        taps.begin(carrier)
     for layer in plan.layers:
         for block in layer.blocks:
             regions = state.at(kept_by(block, layer.index), block.site)

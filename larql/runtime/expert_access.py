@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 
 from larql.errors import BindingDefect, ContainerError, UsageError
 from larql.format.container import Container
 from larql.format.graph import ExpertBank, RoutedFfn
 from larql.format.index import Representation
+from larql.format.moe.profiles import Selection
 from larql.runtime.backends.base import Backend
-from larql.runtime.operands import OperandStore, StoredBank
+from larql.runtime.operands import OperandStore, StoredBank, StoredOperand
 from larql.runtime.plan import Plan
 from larql.runtime.routes import BoundExperts, ExpertRoute, InProcess, Part, ShardedExperts
 
-__all__ = ["EVERYTHING", "ExpertAccess", "bind_routes"]
+__all__ = ["EVERYTHING", "ExpertAccess", "Stores", "bind_routes"]
 
 
 @dataclass(frozen=True)
@@ -54,6 +55,91 @@ class ExpertAccess:
         }
 
 
+class Stores:
+    """The operands of a run's own container, and of the shards beside it.
+
+    Parameters
+    ----------
+    own : OperandStore
+    access : ExpertAccess
+    """
+
+    def __init__(self, own: OperandStore, access: ExpertAccess) -> None:
+        self.own = own
+        self.others = [OperandStore(shard, shard.select(None)) for shard in access.shards]
+        self._from: dict[str, OperandStore] = {}
+
+    @property
+    def reads(self) -> int:
+        """Operands fetched so far."""
+        return sum(store.reads for store in (self.own, *self.others))
+
+    @property
+    def bytes_read(self) -> int:
+        """Their stored bytes."""
+        return sum(store.bytes_read for store in (self.own, *self.others))
+
+    def fetch(self, name: str, shape: tuple[int, ...]) -> StoredOperand | StoredBank:
+        """Map an operand: of the own container, or of a shard where that declares it elsewhere.
+
+        A bank of a shard is returned with no expert resident: the route to the shard has them.
+
+        Raises
+        ------
+        Refusal
+            As :meth:`~larql.runtime.operands.OperandStore.fetch`; also if the shard is not one of
+            this model.
+        """
+        store = self._holder(name)
+        counted = store.reads, store.bytes_read
+        found = store.fetch(name, shape)
+        if isinstance(found, StoredBank) and store is not self.own:
+            store.reads, store.bytes_read = counted  # they are counted where they are bound
+            return found.only(())
+        return found
+
+    def selection(self) -> Selection:
+        """Return the own container's selection, and what shards serve in its place."""
+        lent = {
+            name: s.selection.bound[name] for name, s in self._from.items() if s is not self.own
+        }
+        own = self.own.selection
+        return replace(own, bound={**own.bound, **lent}) if lent else own
+
+    def prefault(self, name: str) -> None:
+        """Bring an operand that has been fetched into memory."""
+        self._holder(name).prefault(name)
+
+    def states(self, name: str) -> Representation:
+        """Return what is said of an operand by the container that states it first."""
+        return self._holder(name).selection.bound[name]
+
+    def _holder(self, name: str) -> OperandStore:
+        if name not in self._from:
+            self._from[name] = self._find(name)
+        return self._from[name]
+
+    def _find(self, name: str) -> OperandStore:
+        selection = self.own.selection
+        if name in selection.bound or not selection.is_remote(name):
+            return self.own
+        for other in self.others:
+            if name in other.selection.bound:
+                _check_pieces(self.own.container, other.container)
+                return other
+        return self.own
+
+
+def _check_pieces(one: Container, other: Container) -> None:
+    """Refuse two containers that were not cut from the same one."""
+    ours, theirs = (c.index.derived_from_model or c.fingerprint for c in (one, other))
+    if ours != theirs:
+        raise BindingDefect(
+            f"{other.path}: is of model {theirs}, {one.path} of {ours}; it is not a shard of this "
+            f"model"
+        )
+
+
 EVERYTHING = ExpertAccess()
 """All experts, from the run's own container."""
 
@@ -63,7 +149,7 @@ def bind_routes(
     banks: Mapping[str, StoredBank],
     backend: Backend,
     access: ExpertAccess,
-    store: OperandStore,
+    stores: Stores,
 ) -> None:
     """Bind the banks of a plan, and have the backend reach them as was asked for.
 
@@ -74,8 +160,8 @@ def bind_routes(
         Operands that have an entry for each expert, by name.
     backend : Backend
     access : ExpertAccess
-    store : OperandStore
-        Of the run's container; counts what shards are read for too.
+    stores : Stores
+        Of the run's container and the shards.
 
     Raises
     ------
@@ -94,10 +180,9 @@ def bind_routes(
     ]
     if not routed and access != EVERYTHING:
         raise UsageError(
-            f"{store.container.path}: the layers that run have no routed experts; leave --shard, "
-            f"--experts and --route out"
+            f"{stores.own.container.path}: the layers that run have no routed experts; leave "
+            f"--shard, --experts and --route out"
         )
-    stores = [OperandStore(shard, shard.select(None)) for shard in access.shards]
     for layer, mixer in routed:
         bank = mixer.bank
         own = {name: banks[name] for name in _operands(bank)}
@@ -113,12 +198,9 @@ def bind_routes(
             own = {name: operand.only(kept) for name, operand in own.items()}
         experts = backend.bind_experts(bank, own)
         route: ExpertRoute = experts
-        if stores:
-            route = _sharded(layer, bank, own, experts, stores, backend, store)
+        if stores.others:
+            route = _sharded(layer, bank, own, experts, stores, backend)
         backend.take_route(bank, InProcess(route) if access.in_process else route)
-    for other in stores:
-        store.reads += other.reads
-        store.bytes_read += other.bytes_read
 
 
 def _operands(bank: ExpertBank) -> list[str]:
@@ -133,13 +215,12 @@ def _sharded(
     bank: ExpertBank,
     own: Mapping[str, StoredBank],
     experts: BoundExperts,
-    stores: Sequence[OperandStore],
+    stores: Stores,
     backend: Backend,
-    store: OperandStore,
 ) -> ExpertRoute:
-    parts = [Part(str(store.container.path), experts, experts.resident)]
-    for other in stores:
-        found = _of_shard(layer, own, store, other)
+    parts = [Part(str(stores.own.container.path), experts, experts.resident)]
+    for other in stores.others:
+        found = _of_shard(layer, own, stores, other)
         if found is not None:
             bound = backend.bind_experts(bank, found)
             parts.append(Part(str(other.container.path), bound, bound.resident))
@@ -147,7 +228,7 @@ def _sharded(
 
 
 def _of_shard(
-    layer: int, own: Mapping[str, StoredBank], mine: OperandStore, store: OperandStore
+    layer: int, own: Mapping[str, StoredBank], stores: Stores, store: OperandStore
 ) -> dict[str, StoredBank] | None:
     """Map what a shard holds of one bank; None where it has no file of the layer."""
     shard = store.container
@@ -167,7 +248,7 @@ def _of_shard(
         for file in files:
             shard.check_bytes(str(file.path.relative_to(shard.path)))
         for name, operand in own.items():
-            value = mine.selection.bound[name]
+            value = stores.states(name)
             _check_same(shard, name, value)
             regions = entry_regions(files, value)
             found[name] = store.stored_bank(name, operand.encoding, operand.shape, regions)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -91,12 +92,19 @@ class ExpertTrace:
             return None
         return np.take_along_axis(self.scores, self.chosen, axis=1)
 
-    def add_shared(self, values: Array) -> None:
-        """Add what another shared expert gives, ``[T, hidden]``."""
-        self.shared = values.copy() if self.shared is None else self.shared + values
+    def gave(self, reached: Reached, count: int, kept: Callable[[Any], Array]) -> None:
+        """Keep what experts gave the positions that have all of them, of ``count``.
 
-    def gave(self, reached: Reached, count: int) -> None:
-        """Keep what experts gave the positions that have all of them, of ``count``."""
+        Parameters
+        ----------
+        reached : Reached
+        count : int
+        kept : callable
+            The backend's copy of an array.
+        """
+        if len(reached.kept) == count and reached.in_order:
+            self.expert_outputs = kept(reached.rows).reshape(*reached.places.shape, -1)
+            return
         made = reached.rows[reached.places]
         if len(reached.kept) == count:
             self.expert_outputs = made

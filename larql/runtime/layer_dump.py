@@ -19,7 +19,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from larql.errors import OutputError, UsageError
+from larql.errors import LarqlError, OutputError, UsageError, refusal_of
 from larql.format.atomic import explain_os_error, write_file
 from larql.format.graph import separable
 from larql.format.progress import Progress
@@ -85,7 +85,8 @@ def dump_layers(
     Plane 0 is the embedding, plane k the carrier after the k-th executed layer; each is float32
     ``[positions, hidden]`` in ``plane_kkk.npy``. With ``sites``, ``plane_kkk_attention.npy`` is the
     carrier in the middle of the k-th executed layer, after attention. ``manifest.json`` is written
-    last and marks completion.
+    last and marks completion. A dump that is interrupted can be resumed; one that is refused leaves
+    nothing that it has written.
 
     Parameters
     ----------
@@ -107,12 +108,47 @@ def dump_layers(
         If the directory holds anything and ``resume`` is not given, or cannot be written.
     UsageError
         If the directory belongs to another run: other tokens, container, component or backend.
+    Refusal
+        As the session refuses.
     """
     plan = run.prepared.plan
     check_tokens(tokens, plan.component.embed.vocab)
     identity = {key: run.provenance(tokens, len(tokens))[key] for key in _IDENTITY}
     identity["sites"] = sites
+    stood = _names(directory)
     planes = _open_directory(directory, identity, resume)
+    try:
+        return _dump(run, tokens, directory, planes, progress, sites)
+    except LarqlError as error:
+        if refusal_of(error) is not None:
+            _take_back(directory, stood)
+        raise
+
+
+def _names(directory: Path) -> set[str] | None:
+    """Return what is in a directory, None if there is none."""
+    return {path.name for path in directory.iterdir()} if directory.is_dir() else None
+
+
+def _take_back(directory: Path, stood: set[str] | None) -> None:
+    """Remove what a refused dump has written, and the directory if that is its own."""
+    for path in directory.iterdir():
+        if path.name not in (stood or ()):
+            path.unlink()
+    if stood is None:
+        directory.rmdir()
+
+
+def _dump(
+    run: Run,
+    tokens: Sequence[int],
+    directory: Path,
+    planes: int,
+    progress: Progress,
+    sites: bool,
+) -> LayerDump:
+    """Write all planes but the first ``planes``, which stand there."""
+    plan = run.prepared.plan
     apart = separable(plan.component)
     planes = planes if apart else 0
     writer = _Writer(run, tokens, directory)

@@ -15,7 +15,7 @@ from larql.runtime.observe.declaration import Declaration, Extent
 from larql.runtime.observe.events import Event, EventSink
 from larql.runtime.observe.interventions import Intervention, load_interventions
 from larql.runtime.observe.lens import Lens, lens_layers
-from larql.runtime.observe.record import create_record
+from larql.runtime.observe.record import write_record
 from larql.runtime.observe.run import Observed, observe
 from larql.runtime.observe.view import LensView, RunView, view_of
 from larql.runtime.plan import check_tokens
@@ -257,7 +257,7 @@ class Model:
 
             def opened() -> tuple[Path, BinaryIO]:
                 assert record is not None
-                return record, stack.enter_context(create_record(record, force=force))
+                return record, stack.enter_context(write_record(record, force=force))
 
             return observe(
                 self.run, extent, declaration, sinks, context=room, run_id=run_id, names=names,

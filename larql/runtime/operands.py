@@ -131,15 +131,9 @@ class StoredBank:
 
     def resident(self) -> list[tuple[int, int]]:
         """Return the half-open runs of experts that are resident, ascending."""
-        runs: list[tuple[int, int]] = []
-        for expert, data in enumerate(self.entries):
-            if data is None:
-                continue
-            if runs and runs[-1][1] == expert:
-                runs[-1] = (runs[-1][0], expert + 1)
-            else:
-                runs.append((expert, expert + 1))
-        return runs
+        from larql.format.banks import runs_of
+
+        return runs_of(data is not None for data in self.entries)
 
     def only(self, experts: Collection[int]) -> StoredBank:
         """Return the bank with no other experts resident than those given."""

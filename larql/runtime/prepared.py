@@ -13,7 +13,7 @@ from larql.format.codec import decode
 from larql.format.container import Container
 from larql.format.moe.profiles import Selection
 from larql.runtime.backends.base import Backend
-from larql.runtime.expert_access import EVERYTHING, ExpertAccess, bind_routes
+from larql.runtime.expert_access import EVERYTHING, ExpertAccess, Stores, bind_routes
 from larql.runtime.operands import OperandStore, StoredBank, StoredOperand
 from larql.runtime.plan import Plan, make_plan
 from larql.runtime.slices import ExecutionSlice, Head
@@ -33,7 +33,7 @@ class PreparedOperands:
     ----------
     container : Container
     selection : Selection
-        Which representation serves each operand.
+        Which representation serves each operand, of the container or of a shard beside it.
     plan : Plan
     backend : Backend
         Holds the operands that the plan needs, and no others.
@@ -144,23 +144,23 @@ def _bound(
 ) -> PreparedOperands:
     """Fetch the operands of a plan that a backend does not hold yet, and bind them."""
     began = time.perf_counter()
-    store = OperandStore(container, selection)
+    stores = Stores(OperandStore(container, selection), experts)
     banks: dict[str, StoredBank] = {}
     for contract in plan.contracts():
         if contract.name in held:
             continue
-        found = store.fetch(contract.name, contract.shape)
+        found = stores.fetch(contract.name, contract.shape)
         if isinstance(found, StoredBank):
             banks[contract.name] = found
             continue
         if contract.use in _WEIGH_EXPERTS:
             _check_finite(found, str(container.path))
         backend.bind(found)
-    bind_routes(plan, banks, backend, experts, store)
+    bind_routes(plan, banks, backend, experts, stores)
     if prefault:
         for contract in plan.swept():
-            store.prefault(contract.name)
+            stores.prefault(contract.name)
     seconds = time.perf_counter() - began
     return PreparedOperands(
-        container, selection, plan, backend, store.reads, store.bytes_read, seconds
+        container, stores.selection(), plan, backend, stores.reads, stores.bytes_read, seconds
     )

@@ -7,7 +7,7 @@ where that was asked for, a position without its routed part that says so.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Protocol
 
@@ -29,7 +29,9 @@ __all__ = [
     "Reached",
     "Refused",
     "ShardedExperts",
+    "Sum",
     "Wanted",
+    "Why",
     "reach",
     "told",
 ]
@@ -51,11 +53,14 @@ class Wanted:
     experts : int64 ``[N]``
     positions : int64 ``[N]``
         The row of ``inputs`` that each of ``experts`` reads; ascending.
+    held : bool
+        Refuse experts whose outputs are not finite, instead of giving them.
     """
 
     inputs: Array
     experts: Integers
     positions: Integers
+    held: bool = False
 
 
 @dataclass(frozen=True, eq=False)
@@ -126,7 +131,9 @@ class InProcess:
 
     def dispatch(self, wanted: Wanted) -> Dispatch:
         """Ask with copies of what is asked, and return copies of the answer."""
-        sent = Wanted(wanted.inputs.copy(), wanted.experts.copy(), wanted.positions.copy())
+        sent = Wanted(
+            wanted.inputs.copy(), wanted.experts.copy(), wanted.positions.copy(), wanted.held
+        )
         outcome = self._experts.dispatch(sent)
         if isinstance(outcome, Done):
             return Done(outcome.rows.copy(), outcome.places.copy())
@@ -191,7 +198,7 @@ class ShardedExperts:
         refusals: list[tuple[int, Refusal]] = []
         for number, part in enumerate(self._parts):
             places = np.flatnonzero(owners == number)
-            asked = Wanted(wanted.inputs, experts[places], wanted.positions[places])
+            asked = Wanted(wanted.inputs, experts[places], wanted.positions[places], wanted.held)
             match part.route.dispatch(asked):
                 case Refused(found):
                     refusals += [(int(places[n]), refusal) for n, refusal in found]
@@ -265,16 +272,43 @@ class Reached:
     rows: Array
     places: Integers
 
+    @property
+    def in_order(self) -> bool:
+        """Whether the rows are those of the places, one after the other."""
+        return np.array_equal(self.places.reshape(-1), np.arange(len(self.rows)))
+
+
+class Sum(Protocol):
+    """Adds what experts gave."""
+
+    def __call__(self, reached: Reached) -> tuple[npt.NDArray[np.bool_], Why]:
+        """Make the routed part of the positions that have all their experts.
+
+        Returns
+        -------
+        bool ``[K]``
+            For which of these positions it is not finite.
+        callable
+            Tells why of one of them, by its place, where every expert gave finite numbers.
+        """
+
+
+Why = Callable[[int], Refusal]
+
 
 def reach(
     route: ExpertRoute,
     inputs: Array,
     chosen: Integers,
     broken: Sequence[tuple[int, Refusal]],
+    add: Sum,
     start: int,
     notes: LeftOutNotes | None,
 ) -> Reached:
-    """Have the chosen experts compute, under the policy of the step.
+    """Have the chosen experts compute, and add what they give, under the policy of the step.
+
+    That experts give finite numbers is seen by the sum, in which nothing that is not finite gets
+    lost. Only where one is not are they asked again, and look at what they give.
 
     Parameters
     ----------
@@ -283,6 +317,8 @@ def reach(
     chosen : int64 ``[T, top]``
     broken : sequence of (int, Refusal)
         Positions whose router is refused already, by row, and why.
+    add : Sum
+        Called last with what is returned.
     start : int
         Position of the first row.
     notes : LeftOutNotes or None
@@ -296,6 +332,7 @@ def reach(
     """
     count, top = chosen.shape
     refused = dict(broken)
+    held = False
     while True:
         if refused and notes is None:
             raise refused[min(refused)]
@@ -303,15 +340,23 @@ def reach(
         if refused:
             kept = np.setdiff1d(kept, list(refused))
         experts = (chosen[kept] if refused else chosen).reshape(-1)
-        match route.dispatch(Wanted(inputs, experts, np.repeat(kept, top))):
+        match route.dispatch(Wanted(inputs, experts, np.repeat(kept, top), held)):
             case Done(rows, places):
-                break
+                reached = Reached(kept, rows, places.reshape(-1, top))
             case NotApplicable():
-                rows, places = np.empty((0, inputs.shape[1]), inputs.dtype), experts
-                break
+                nothing = np.empty((0, inputs.shape[1]), inputs.dtype)
+                reached = Reached(kept, nothing, experts.reshape(-1, top))
             case Refused(found):
                 for n, refusal in found:
                     refused.setdefault(int(kept[n // top]), refusal)
+                continue
+        unsound, why = add(reached)
+        if not unsound.any():
+            break
+        if held:
+            for place in np.flatnonzero(unsound).tolist():
+                refused[int(kept[place])] = why(place)
+        held = True
     if notes is not None:
         notes.found += [LeftOut(start + t, refused[t]) for t in sorted(refused)]
-    return Reached(kept, rows, places.reshape(-1, top))
+    return reached

@@ -285,7 +285,7 @@ class Session:
         start, count = self.position, len(carrier)
         taps = self._taps_for(observer, count)
         changes = observer.changes(start, count)
-        taps.begin(changes)
+        taps.change(changes)
         walk = partial(traverse, self.plan, self._backend, self.state, taps, inputs, notes)
         if changes is None:
             carrier = self._backend.advance(walk, self.plan, self.state, carrier)

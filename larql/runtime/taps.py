@@ -173,10 +173,14 @@ class Taps:
         """The taps of the block that runs next."""
         return self.blocks[self._write - 1]
 
-    def begin(self, changes: Changes | None) -> None:
-        """Make ready for a walk, and have its carrier changed if ``changes`` is given."""
-        self._write = 0
+    def change(self, changes: Changes | None) -> None:
+        """Have the carrier of the walks to come changed, if ``changes`` is given."""
         self._changes = changes
+
+    def begin(self, carrier: Float32) -> None:
+        """Make ready for a walk, and take the carrier that it begins with as the first write."""
+        self._write = 0
+        self.wrote(carrier)
 
     def wrote(self, carrier: Float32) -> None:
         """Take the carrier after the next write, and change it where that was asked for."""

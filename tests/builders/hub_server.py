@@ -8,7 +8,7 @@ Repositories, tokens and faults are attributes, changed by the test while the se
         hub.repo("owner/name").commit({"config.json": b"{}"})
         ... HF_ENDPOINT=hub.url ...
 
-Other requests (uploads) are added by subclassing :class:`Handler` and passing it to the server.
+Uploads are added by :mod:`tests.builders.hub_uploads`.
 """
 
 from __future__ import annotations
@@ -21,9 +21,12 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from types import TracebackType
 from typing import Self
 from urllib.parse import parse_qs, quote, unquote, urlsplit
+
+import pytest
 
 LARGE = (".safetensors", ".gguf", ".bin")
 PAGE = 3
@@ -35,6 +38,7 @@ class Repo:
 
     commits: dict[str, dict[str, bytes]] = field(default_factory=dict)
     refs: dict[str, str] = field(default_factory=dict)
+    tags: set[str] = field(default_factory=set)
     gated: bool = False
     private: bool = False
 
@@ -304,6 +308,20 @@ class HubServer:
         self._server.shutdown()
         self._server.server_close()
         self._thread.join()
+
+
+def use_only(hub: HubServer, at: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have the hub library know this hub, an empty cache below ``at``, and no token."""
+    # It reads its settings when it is imported; they are changed where it keeps them.
+    from huggingface_hub import constants
+
+    for variable in ("HF_TOKEN", "HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE", "HF_HOME"):
+        monkeypatch.delenv(variable, raising=False)
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(at / "hub-cache"))
+    monkeypatch.setattr(constants, "HF_TOKEN_PATH", str(at / "no-token"))
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", True)
+    monkeypatch.setenv("HF_ENDPOINT", hub.url)
 
 
 def git_oid(content: bytes) -> str:

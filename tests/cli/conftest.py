@@ -7,7 +7,7 @@ import io
 import json
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,8 @@ import pytest
 
 from larql.cli.main import main
 from tests.builders.containers import make_container
+from tests.builders.hub_server import use_only
+from tests.builders.hub_uploads import TOKEN, UploadHub
 from tests.builders.models import (
     GemmaSpec,
     LlamaSpec,
@@ -116,3 +118,13 @@ def fresh_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (cache / "kernels").symlink_to(Path(os.environ["LARQL_CACHE_DIR"]) / "kernels")
     monkeypatch.setenv("LARQL_CACHE_DIR", str(cache))
     return cache
+
+
+@pytest.fixture
+def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[UploadHub]:
+    """A hub that can be published to, and a token that may."""
+    with UploadHub() as server:
+        use_only(server, tmp_path, monkeypatch)
+        monkeypatch.setenv("HF_TOKEN", TOKEN)
+        server.tokens.add(TOKEN)
+        yield server

@@ -18,7 +18,19 @@ COMMANDS = {
     "exec of a draft": ["exec", "{m}", "--tokens", "9,8,7", "--draft-depth", "1"],
     "exec to a dump": ["exec", "{m}", "--tokens", "9,8,7", "--logit-dump", "{to}/a.npy"],
     "exec to planes": ["exec", "{m}", "--tokens", "9,8,7", "--dump-layers", "{to}/planes"],
+    "exec with tokens": ["exec", "{m}", "--tokens", "9,8,7", "--generate", "2"],
     "observe": ["observe", "{m}", "--tokens", "9,8,7"],
+    "observe to a record": ["observe", "{m}", "--tokens", "9,8,7", "--record", "{to}/r.jsonl"],
+    "observe to captures": [
+        "observe",
+        "{m}",
+        "--tokens",
+        "9,8,7",
+        "--capture",
+        "0.ffn@1",
+        "--capture-out",
+        "{to}/c.safetensors",
+    ],
     "run": ["run", "{m}", "hello there"],
     "perplexity": ["perplexity", "{m}", "{text}"],
 }
@@ -58,8 +70,7 @@ def test_a_refusal_is_one_line_and_no_output(
     assert answer.status == 2
     assert says in answer.problem
     assert answer.out == ""
-    # Of planes those of whole layers stay, to be resumed from, and no manifest.
-    assert not list(tmp_path.rglob("manifest.json")) and not list(tmp_path.rglob("a.npy*"))
+    assert not list(tmp_path.iterdir())
 
 
 def test_shards_and_routes_give_the_same_answer(made: Path, cli: Run) -> None:
@@ -87,6 +98,64 @@ def test_slices_are_shards(made: Path, tmp_path: Path, cli: Run) -> None:
     assert found["top"] == plain["top"]
     alone = cli("exec", tmp_path / "high", *common)
     assert alone.status == 2 and "experts 3:8 of 8 are bound" in alone.err + alone.out
+
+
+def test_pieces_that_are_together_the_whole_run_as_it_does(
+    made: Path, tmp_path: Path, cli: Run
+) -> None:
+    """The experts in shards, and nothing of them beside the attention; or the router there too."""
+    here = "embed,norms,head,tokenizer,manifest"
+    cli("slice", made / "whole", "-o", tmp_path / "one", "--parts", f"{here},router").ok()
+    cli("slice", made / "whole", "-o", tmp_path / "bare", "--parts", here).ok()
+    shards = []
+    for name, experts in (("low", "0:3"), ("high", "3:8")):
+        cut = ["--preset", "expert-server", "--parts", "router", "--experts", experts]
+        cli("slice", made / "whole", "-o", tmp_path / name, *cut).ok()
+        shards.append(str(tmp_path / name))
+    both = ",".join(shards)
+    for backend in ("production", "reference"):
+        common = ["--tokens", "9,8,7", "--json", "--backend", backend]
+        plain = cli("exec", made / "whole", *common).ok().json
+        for name in ("one", "bare"):
+            for order in (both, ",".join(shards[::-1])):
+                found = cli("exec", tmp_path / name, "--experts", order, *common).ok().json
+                assert found["top"] == plain["top"]
+                assert len(found["provenance"]["experts"]["shards"]) == 2
+        part = cli("exec", tmp_path / "one", "--experts", shards[1], *common)
+        assert part.status == 2 and "is not resident: experts none of 8 are bound" in part.problem
+        assert part.json["error"]["refusal"] == "residency"
+    alone = cli("exec", tmp_path / "one", "--tokens", "9,8,7")
+    assert alone.status == 2 and "says that it is elsewhere" in alone.problem
+    write(weights(SPEC, seed=6), tmp_path / "other")
+    cli("slice", tmp_path / "other", "-o", tmp_path / "s", "--preset", "expert-server").ok()
+    strange = cli("exec", tmp_path / "one", "--tokens", "9,8,7", "--experts", tmp_path / "s")
+    assert strange.status == 2 and "it is not a shard of this model" in strange.problem
+
+
+def test_verify_says_what_of_a_shard_binds_and_what_is_elsewhere(
+    made: Path, tmp_path: Path, cli: Run
+) -> None:
+    whole = cli("verify", made / "whole", "--json").ok().json["binds"]
+    assert len(whole["whole"]) == 3 + 2 * (1 + 3)
+    assert whole["in_part"] == whole["elsewhere"] == []
+    low = cli("verify", made / "low", "--json").ok().json["binds"]
+    assert len(low["whole"]) == 5 and low["elsewhere"] == []
+    assert low["in_part"][0] == {
+        "operand": "target.layer.000/experts.gate", "experts": [[0, 3]], "population": 8,
+    }  # fmt: skip
+    assert len(low["in_part"]) == 6
+    text = cli("verify", made / "low").ok().out
+    assert "5 operands are present and will bind" in text
+    assert "6 operands of experts are here in part, experts 0:3 of 8; by itself" in text
+    bare = ["--parts", "embed,norms,head,tokenizer,manifest"]
+    cli("slice", made / "whole", "-o", tmp_path / "s", *bare).ok()
+    found = cli("verify", tmp_path / "s", "--json").ok().json["binds"]
+    assert len(found["whole"]) == 3 and len(found["elsewhere"]) == 2 * (1 + 3)
+    assert "8 operands are declared to be elsewhere, " in cli("verify", tmp_path / "s").ok().out
+    # The same is said of operations: fetching helps, and nothing is wrong.
+    told = cli("vindex3", "capability", made / "low", "--json").ok().json
+    states = {d["state"] for one in told["operations"] for d in one["diagnoses"]}
+    assert "absent: declared remote" in states and "absent: nowhere" not in states
 
 
 def test_best_effort_answers_and_warns(made: Path, cli: Run) -> None:

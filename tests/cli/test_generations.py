@@ -2,151 +2,269 @@
 
 from __future__ import annotations
 
-import inspect
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Literal
 
 import pytest
 
 from larql.cli.app import COMMANDS
-from tests.builders.containers import copy_container, edit_index
-from tests.cli.conftest import Run
-from tests.cli.test_commands import function_of, leaves
+from tests.builders.containers import copy_container, file_bytes
+from tests.builders.hub_uploads import UploadHub
+from tests.cli.conftest import Answer, Run
+from tests.cli.test_commands import leaves
 
 SUPPORTED = "1-2 (VINDEX2), 3-4 (VINDEX3)"
-MISSING = object()
+Kind = Literal["read", "other generation", "unknown", "no version"]
 
-# What each command is given behind the model; {to} is a place to write to, {text} a text file.
-ARGUMENTS: dict[str, tuple[str, ...]] = {
-    "run": ("the", "--generate", "1"),
-    "show": (),
-    "verify": (),
-    "slice": ("-o", "{to}"),
-    "reconstruct": ("-o", "{to}"),
-    "tokenize": ("the",),
-    "perplexity": ("{text}", "--window", "8", "--stride", "4"),
-    "bench": (),
-    "exec": ("--tokens", "1"),
-    "observe": ("--tokens", "1"),
-    "walk": ("--tokens", "1"),
-    "describe": ("1",),
-    "vindex3 exec": ("--tokens", "1"),
-    "vindex3 observe": ("--tokens", "1"),
-    "vindex3 ops": (),
-    "vindex3 capability": (),
-    "vindex3 accept": ("--tokens", "1,2", "--draft", "depth:1"),
-    "vindex3 draft-cost": ("--draft", "depth:1"),
-    "vindex3 ladder": ("--tokens", "1,2"),
-    "vindex3 necessity": ("--tokens", "1,2"),
-    "vindex3 parity": ("--tokens", "1,2"),
-    "represent": ("-o", "{to}", "--pack"),
-    "extract": ("-o", "{to}"),
-    "vindex3 plan": (),
+
+@dataclass(frozen=True)
+class Version:
+    """What stands behind ``"version":`` in an index, and what becomes of it.
+
+    Attributes
+    ----------
+    name : str
+        For the test's id.
+    text : str or None
+        As JSON; None: there is no such field.
+    kind : str
+    found, inside : str
+        What a refusal says that it found: of a directory that might be a model, and of one that is
+        opened as a container.
+    expected : str
+        What it says that it expected.
+    """
+
+    name: str
+    text: str | None
+    kind: Kind
+    found: str = ""
+    inside: str = ""
+    expected: str = SUPPORTED
+
+
+def _read(text: str) -> Version:
+    return Version(text, text, "read")
+
+
+def _older(text: str) -> Version:
+    found = f"schema version {text} requires the VINDEX2 loader"
+    return Version(text, text, "other generation", found, found, "this is the VINDEX3 loader")
+
+
+def _unknown(text: str) -> Version:
+    found = f"schema version {text} is not known to this build"
+    return Version(text[:8], text, "unknown", found, found)
+
+
+def _none(name: str, text: str | None, found: str, inside: str) -> Version:
+    return Version(name, text, "no version", found, inside)
+
+
+VERSIONS = (
+    _unknown("0"),
+    _older("1"),
+    _older("2"),
+    _read("3"),
+    _read("4"),
+    _unknown("5"),
+    _unknown("-1"),
+    _unknown("-3"),
+    _unknown("3" * 40),
+    _none("missing", None, "version is not stated", "no `version` field"),
+    _none("null", "null", "version is None", "no `version` field"),
+    _none("text", '"3"', "version is '3'", "`version` is '3'"),
+    _none("float", "3.0", "version is 3.0", "`version` is 3.0"),
+    _none("exponent", "3e0", "version is 3.0", "`version` is 3.0"),
+    _none("true", "true", "version is True", "`version` is True"),
+    _none("list", "[3]", "version is [3]", "`version` is [3]"),
+    Version("too large", "1e999", "no version", *2 * ("number '1e999' is too large",), ""),
+    Version("too long", "3" * 5000, "no version", *2 * ("is not JSON: Exceeds the limit",), ""),
+)
+# Commands that read the older generation; of a container that only says so, they tell otherwise.
+READ_OLDER: frozenset[str] = frozenset()
+
+# How each command is given a model: {model} is the one in question, {good} one that is sound,
+# {to} a place to write to, {text} a text file.
+ARGUMENTS: dict[str, str] = {
+    "run": "{model} the --generate 1",
+    "pull": "{model}",
+    "show": "{model}",
+    "verify": "{model}",
+    "slice": "{model} -o {to}",
+    "publish": "{model} owner/name --dry-run",
+    "reconstruct": "{model} -o {to}",
+    "tokenize": "{model} the",
+    "perplexity": "{model} {text} --window 8 --stride 4",
+    "bench": "{model}",
+    "exec": "{model} --tokens 1",
+    "observe": "{model} --tokens 1",
+    "walk": "{model} --tokens 1",
+    "describe": "{model} 1",
+    "vindex3 exec": "{model} --tokens 1",
+    "vindex3 observe": "{model} --tokens 1",
+    "vindex3 ops": "{model}",
+    "vindex3 capability": "{model}",
+    "vindex3 accept": "{model} --tokens 1,2 --draft depth:1",
+    "vindex3 draft-cost": "{model} --draft depth:1",
+    "vindex3 ladder": "{model} --tokens 1,2",
+    "vindex3 necessity": "{model} --tokens 1,2",
+    "vindex3 parity": "{model} --tokens 1,2",
+    "represent": "{model} -o {to} --pack",
+    "extract": "{model} -o {to}",
+    "vindex3 plan": "{model}",
+}
+# Where a command takes a second model.
+SECOND: dict[str, str] = {
+    "run --speculate": "{good} the --generate 2 --speculate container:{model}",
+    "vindex3 accept --draft": "{good} --tokens 1,2 --draft container:{model}",
+    "vindex3 parity --against": "{good} --tokens 1,2 --against {model}",
+    "verify --source": "{good} --source {model}",
+}
+NO_MODEL = {"demo", "models", "report", "doctor", "cache ls", "cache rm", "vindex3 replay"} | {
+    "vindex3 score"
 }
 # They take checkpoints, and say of a container that it is one.
-OF_CHECKPOINTS = {"extract", "vindex3 plan"}
+OF_CHECKPOINTS = {
+    "extract": "is a container already",
+    "vindex3 plan": "is a container already",
+    "verify --source": "is a container; --source takes a checkpoint",
+}
 # What a sound container is not enough for: experts, blocks to pack, or minutes of measuring.
 NOT_RUN = {"bench", "represent", "vindex3 draft-cost", "vindex3 necessity"}
+# They answer with what is wrong with a container, and of one whose index is damaged that is it.
+CHECKS = {"verify", "publish"}
+# They open a path to a container themselves, so that what is none is told from a version alone.
+BY_PATH = {"run --speculate", "vindex3 accept --draft"}
 
-
-def taking_a_model() -> set[str]:
-    """Every command that a container can be named to."""
-    found = set()
-    for words, entry in leaves(COMMANDS):
-        parameters = inspect.signature(function_of(entry)).parameters
-        if {"model", "source"} & set(parameters) and words[-1] != "pull":
-            found.add(" ".join(words))
-    return found
+EVERY = {**ARGUMENTS, **SECOND}
 
 
 def test_the_table_has_every_command() -> None:
-    assert taking_a_model() == set(ARGUMENTS), "say here what the command is given"
+    named = {" ".join(words) for words, _ in leaves(COMMANDS)}
+    assert set(ARGUMENTS) | NO_MODEL == named, "say here how the command is given a model"
+    assert not set(ARGUMENTS) & NO_MODEL
+    words = {" ".join(word for word in name.split() if word[0] != "-") for name in SECOND}
+    assert words <= set(ARGUMENTS)
+
+
+Of = Callable[[Version], Path]
 
 
 @pytest.fixture(scope="module")
-def of_version(models: Path, tmp_path_factory: pytest.TempPathFactory) -> Any:
+def of_version(models: Path, tmp_path_factory: pytest.TempPathFactory) -> Of:
     """Copies of one container that differ in the version of their index alone."""
-    made: dict[object, Path] = {}
+    made: dict[str, Path] = {}
 
-    def copy(version: object) -> Path:
-        key = "missing" if version is MISSING else (type(version), version)
-        if key not in made:
+    def copy(version: Version) -> Path:
+        if version.name not in made:
             at = tmp_path_factory.mktemp("version")
             directory = copy_container(models / "llama.vindex3", at / "c")
-
-            def change(index: Any) -> None:
-                index["version"] = version
-                if version is MISSING:
-                    del index["version"]
-
-            made[key] = edit_index(directory, change)
-        return made[key]
+            index = directory / "index.json"
+            field = "" if version.text is None else f'"version": {version.text},'
+            changed, count = re.subn(r'"version": 3,', field, index.read_text(encoding="utf-8"))
+            assert count == 1
+            index.write_text(changed, encoding="utf-8")
+            made[version.name] = directory
+        return made[version.name]
 
     return copy
 
 
-def call(cli: Run, command: str, model: Path, to: Path) -> Any:
+def call(cli: Run, command: str, model: Path, good: Path, to: Path) -> Answer:
     text = to / "text.txt"
     text.write_text("the and in er on an " * 8)
-    places = {"to": str(to / "out"), "text": str(text)}
-    return cli(*command.split(), model, *(part.format(**places) for part in ARGUMENTS[command]))
+    places = {"model": model, "good": good, "to": to / "out", "text": text}
+    words = (word for word in command.split() if word[0] != "-")
+    return cli(*words, *EVERY[command].format(**places).split())
 
 
-@pytest.mark.parametrize("command", sorted(set(ARGUMENTS) - OF_CHECKPOINTS - NOT_RUN))
-@pytest.mark.parametrize("version", [3, 4])
-def test_versions_of_this_generation_are_read(
-    command: str, version: int, cli: Run, of_version: Any, tmp_path: Path
+@dataclass(frozen=True)
+class Outcome:
+    """How a command ends, and what its one line says (of a check, what it prints)."""
+
+    status: int
+    says: tuple[str, ...] = ()
+
+
+def outcome(command: str, version: Version, model: Path) -> Outcome | None:
+    """Return what is expected, None where this table has nothing to say."""
+    of_checkpoints = OF_CHECKPOINTS.get(command)
+    if of_checkpoints is not None and version.kind != "no version":
+        return Outcome(2, (str(model), of_checkpoints))
+    match version.kind:
+        case "read":
+            return None if command in NOT_RUN else Outcome(0)
+        case "other generation" if command in READ_OLDER:
+            return None
+        case "no version" if command in CHECKS:
+            return Outcome(1, ("index.json: ", version.found, version.expected))
+    found = version.inside if command in BY_PATH else version.found
+    return Outcome(2, (str(model), "index.json", found, version.expected))
+
+
+@pytest.mark.parametrize("version", VERSIONS, ids=lambda version: version.name)
+@pytest.mark.parametrize("command", sorted(EVERY))
+def test_every_version_at_every_command(
+    command: str, version: Version, cli: Run, llama: Path, of_version: Of, tmp_path: Path
 ) -> None:
-    answer = call(cli, command, of_version(version), tmp_path)
-    assert answer.status == 0, answer.err
+    model = of_version(version)
+    expected = outcome(command, version, model)
+    if expected is None:
+        return
+    answer = call(cli, command, model, llama, tmp_path)
+    assert answer.status == expected.status, answer.err
+    if expected.status == 0:
+        return
+    told = answer.out if expected.status == 1 else answer.problem
+    for part in expected.says:
+        assert part in told
+    assert len(answer.err.splitlines()) == 1
+    assert not (tmp_path / "out").exists()
 
 
-@pytest.mark.parametrize("command", sorted(ARGUMENTS))
-@pytest.mark.parametrize("version", [0, 1, 2, 5, -1])
-def test_other_versions_are_refused_by_name(
-    command: str, version: int, cli: Run, of_version: Any, tmp_path: Path
+@pytest.mark.parametrize("version", VERSIONS, ids=lambda version: version.name)
+@pytest.mark.parametrize("command", ["pull", "show", "verify", "exec", "publish"])
+def test_every_version_on_a_hub(
+    command: str,
+    version: Version,
+    cli: Run,
+    llama: Path,
+    of_version: Of,
+    hub: UploadHub,
+    tmp_path: Path,
 ) -> None:
-    answer = call(cli, command, of_version(version), tmp_path)
+    """What is refused is refused by the index, before anything else is fetched."""
+    hub.repo("org/model").commit({**file_bytes(of_version(version)), ".gitattributes": b""})
+    places = {"model": "hf://org/model", "good": llama, "to": tmp_path / "out", "text": ""}
+    answer = cli(command, *EVERY[command].format(**places).split())
+    if version.kind == "read":
+        assert answer.status == 0, answer.err
+        return
     assert answer.status == 2
-    if command in OF_CHECKPOINTS:
-        assert "is a container already" in answer.problem
-    elif version in (1, 2):
-        assert f"schema version {version} requires the VINDEX2 loader" in answer.problem
-    else:
-        assert f"schema version {version} is not known to this build" in answer.problem
-        assert SUPPORTED in answer.problem
-    assert not (tmp_path / "out").exists()
+    assert "hf://org/model: " in answer.problem
+    assert "index.json" in answer.problem
+    assert version.found in answer.problem
+    assert {request.path.rpartition("/")[2] for request in hub.asked("/resolve/")} == {"index.json"}
 
 
-@pytest.mark.parametrize("command", sorted(ARGUMENTS))
-@pytest.mark.parametrize(
-    "version", [MISSING, None, "3", 3.0, True], ids=["missing", "null", "text", "float", "true"]
-)
-def test_what_is_no_version_is_refused(
-    command: str, version: object, cli: Run, of_version: Any, tmp_path: Path
-) -> None:
-    answer = call(cli, command, of_version(version), tmp_path)
-    # To verify a container whose index is damaged is to find that.
-    assert answer.status == (1 if command == "verify" else 2)
-    told = answer.out if command == "verify" else answer.problem
-    assert "version" in told
-    assert SUPPORTED in told
-    assert not (tmp_path / "out").exists()
-
-
-def test_both_versions_give_the_same_bits(cli: Run, of_version: Any, tmp_path: Path) -> None:
+def test_both_versions_give_the_same_bits(cli: Run, of_version: Of, tmp_path: Path) -> None:
     dumps = [
         cli(
             "exec",
-            of_version(v),
+            of_version(version),
             "--tokens",
             "1,2",
             "--json",
             "--logit-dump",
-            tmp_path / f"{v}.npy",
+            tmp_path / f"{version.name}.npy",
         )
         .ok()
         .json["payload_sha256"]
-        for v in (3, 4)
+        for version in VERSIONS
+        if version.kind == "read"
     ]
     assert dumps[0] == dumps[1]

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.builders.containers import read_json, write_json
-from tests.builders.hub_server import HubServer
+from tests.builders.hub_server import HubServer, use_only
 from tests.builders.safetensors import safetensors_bytes
 from tests.cli.conftest import Run
 
@@ -65,19 +65,100 @@ def test_a_key_that_nobody_judges_blocks(models: Path, tmp_path: Path, cli: Run)
     assert "blocking" in text.out
 
 
-def test_a_value_that_is_not_compiled_blocks(models: Path, tmp_path: Path, cli: Run) -> None:
-    """Where judging ends early, what it did not come to is told from what ended it."""
+def test_all_that_blocks_is_listed_at_once(models: Path, tmp_path: Path, cli: Run) -> None:
+    """Keys of every kind of refusal, and tensors; judging goes on behind each of them."""
+    import numpy as np
+    from safetensors.numpy import load_file, save_file
+
     source = tmp_path / "m"
     shutil.copytree(models / "llama", source)
     config = read_json(source / "config.json")
-    write_json(source / "config.json", {**config, "hidden_act": "sine"})
+    bad = {
+        "hidden_act": "sine",
+        "attention_dropout": 0.1,
+        "depth_gate": 3,
+        "mlp_bias": "false",
+        "pretraining_tp": 4,
+        "rms_norm_eps": -1.0,
+        "dtype": "bfloat16",
+        "torch_dtype": "float16",
+        "rope_parameters": {"rope_type": "ntk", "rope_theta": 10.0, "alpha": 2.0},
+    }
+    config = {key: value for key, value in config.items() if not key.startswith("rope_")}
+    write_json(source / "config.json", {**config, **bad})
+    tensors = load_file(source / "model.safetensors")
+    missing, wrong = "model.layers.0.mlp.up_proj.weight", "model.norm.weight"
+    del tensors[missing]
+    tensors[wrong] = np.ones(3, np.float32)
+    tensors["model.layers.0.extra.weight"] = np.ones((2, 2), np.float32)
+    save_file(tensors, source / "model.safetensors", metadata={"format": "pt"})
+
     answer = cli("vindex3", "plan", source, "--json")
     assert answer.status == 1
-    assert answer.json["keys"]["hidden_act"] == "blocking"
-    assert "unreached" in answer.json["keys"].values()
-    assert list(answer.json["keys"].values()).count("blocking") == 1
-    assert answer.json["components"] == []
-    assert answer.json["unread"] == []
+    found = answer.json
+    expected = [
+        "dtype", "hidden_act", "mlp_bias", "pretraining_tp", "rms_norm_eps",
+        "rope_parameters.rope_type", "depth_gate", missing, wrong, "model.layers.0.extra.weight",
+    ]  # fmt: skip
+    assert sorted(problem["name"] for problem in found["problems"]) == sorted(expected)
+    kinds = {problem["name"]: problem["kind"] for problem in found["problems"]}
+    assert {name: kind for name, kind in kinds.items() if kind == "tensor"} == dict.fromkeys(
+        (missing, wrong, "model.layers.0.extra.weight"), "tensor"
+    )
+    keys = found["keys"]
+    assert set(keys) == {*config, *bad, *(f"rope_parameters.{k}" for k in bad["rope_parameters"])}
+    assert set(keys.values()) == {"consumed", "irrelevant", "blocking"}
+    blocking = {key for key, verdict in keys.items() if verdict == "blocking"}
+    alpha = "rope_parameters.alpha"  # of a rope type that was refused
+    assert blocking == {name for name in kinds if kinds[name] == "key"} | {"torch_dtype", alpha}
+    assert keys["attention_dropout"] == "irrelevant"
+    assert found["reason"] == found["problems"][0]["text"]
+    assert found["assumed"] is None
+    assert found["unread"] == ["model.layers.0.extra.weight"]
+    assert len(found["components"][0]["operations"]) > 4
+
+    text = cli("vindex3", "plan", source)
+    assert text.status == 1
+    for problem in found["problems"]:
+        assert problem["text"] in text.out
+    assert "(and 9 more)" in text.problem
+    made = tmp_path / "made.vindex3"
+    answer = cli("extract", source, "-o", made)
+    assert answer.status == 2
+    assert answer.problem.count("\n") == 0
+    assert found["reason"] in answer.problem
+    assert "(and 9 more problems: see larql vindex3 plan)" in answer.problem
+    assert not made.exists()
+
+
+def test_no_tensor_is_held_against_a_stand_in(models: Path, tmp_path: Path, cli: Run) -> None:
+    source = tmp_path / "m"
+    shutil.copytree(models / "llama", source)
+    config = read_json(source / "config.json")
+    del config["hidden_size"]
+    write_json(source / "config.json", {**config, "depth_gate": 3, "hidden_act": "sine"})
+    answer = cli("vindex3", "plan", source, "--json")
+    assert answer.status == 1
+    found = answer.json
+    names = [problem["name"] for problem in found["problems"]]
+    assert sorted(names) == ["depth_gate", "hidden_act", "hidden_size"]
+    assert found["keys"]["hidden_size"] == "blocking"
+    assert found["assumed"] == "hidden_size"
+    assert found["unread"] == []
+    assert "what follows from `hidden_size` is open" in cli("vindex3", "plan", source).out
+
+
+def test_a_family_that_is_not_known(models: Path, tmp_path: Path, cli: Run) -> None:
+    """Keys that mean the same everywhere are judged; nobody knows of the others."""
+    source = tmp_path / "m"
+    shutil.copytree(models / "llama", source)
+    config = read_json(source / "config.json")
+    write_json(source / "config.json", {**config, "model_type": "nobody"})
+    found = cli("vindex3", "plan", source, "--json").json
+    assert [problem["name"] for problem in found["problems"]] == ["model_type"]
+    assert found["keys"]["architectures"] == "irrelevant"
+    assert found["keys"]["model_type"] == found["keys"]["hidden_size"] == "blocking"
+    assert set(found["keys"]) == set(config)
 
 
 def test_a_tensor_that_nothing_reads(models: Path, tmp_path: Path, cli: Run) -> None:
@@ -132,16 +213,9 @@ def test_what_is_no_checkpoint_is_wrong_usage(models: Path, tmp_path: Path, cli:
 
 @pytest.fixture
 def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[HubServer]:
-    from huggingface_hub import constants
-
-    for variable in ("HF_TOKEN", "HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE", "HF_HOME"):
-        monkeypatch.delenv(variable, raising=False)
-    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub-cache"))
-    monkeypatch.setattr(constants, "HF_TOKEN_PATH", str(tmp_path / "no-token"))
-    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     with HubServer() as server:
-        monkeypatch.setenv("HF_ENDPOINT", server.url)
+        use_only(server, tmp_path, monkeypatch)
         yield server
 
 

@@ -140,6 +140,7 @@ def test_a_whole_container(llama: Path, models: Path, cli: Run) -> None:
         "source": str(models / "llama"),
         "ok": True,
         "defects": [],
+        "binds": {"whole": list(Container(llama).operands), "in_part": [], "elsewhere": []},
     }
 
 

@@ -82,5 +82,27 @@ def test_what_cannot_be_walked_is_refused(
     assert problem in answer.problem
 
 
+@pytest.mark.parametrize("command", [["walk", "--tokens", "1"], ["describe", "1"]])
+def test_a_profile_is_that_of_every_command(
+    command: list[str], cli: Run, models: Path, tmp_path: Path
+) -> None:
+    name, *rest = command
+    at = tmp_path / "packed"
+    cli("represent", models / "llama.gguf.vindex3", "-o", at, "--pack").ok()
+    plain = cli(name, at, *rest, "--json").ok().json
+    packed = cli(name, at, *rest, "--profile", "packed", "--json").ok().json
+    assert (plain.pop("profile"), packed.pop("profile")) == (None, "packed")
+    for document in (plain, packed):
+        for seconds in ("seconds", "token_seconds"):
+            document.pop(seconds, None)
+        document.pop("authority")  # packed rows are called equivalent to their source, not exact
+    assert packed == plain
+    refused = cli(name, at, *rest, "--profile", "absent")
+    assert refused.status == 2
+    assert "there is no profile 'absent'; the container has packed" in refused.problem
+
+
 def test_a_refusal_loads_no_kernels(llama: Path) -> None:
     assert imported_by("walk", str(llama))[1] <= {"numpy"}
+    absent = ("walk", str(llama), "--tokens", "1", "--profile", "absent")
+    assert imported_by(*absent)[1] <= {"numpy"}

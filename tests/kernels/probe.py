@@ -32,6 +32,7 @@ def digests(few: bool) -> dict[str, str]:
         convolution,
         divergence,
         elementwise,
+        expert_rows,
         forgetting,
         latent,
         lengthening,
@@ -139,6 +140,10 @@ def digests(few: bool) -> dict[str, str]:
     found["softmax of experts"] = routing.choose(floats(4, 37), plain, None, None).weights
     found["experts added"] = np.empty((4, 37), np.float32)
     routing.add_chosen(floats(21, 37), choice.chosen, choice.weights, found["experts added"])
+    found["biased"] = floats(4, 37)
+    expert_rows.add_rows_of(found["biased"], floats(21, 37), np.array([3, 20, 3, 0]))
+    once = rounding.quantize_rows(floats(9, 64), apart=True)
+    found["rounded once"] = rounding.gather_rounded(once, np.arange(9)).values
     found["cut gates"] = floats(4, 37)
     routing.clamped_gate(floats(4, 37), found["cut gates"], limit=1.0, slope=1.7, offset=1.0)
     routing.scale_rows(found["cut gates"], floats(4))
@@ -160,6 +165,7 @@ def assembly() -> str:
         convolution,
         divergence,
         elementwise,
+        expert_rows,
         forgetting,
         latent,
         lengthening,
@@ -177,6 +183,8 @@ def assembly() -> str:
 
     kernels = (
         rounding._quantize,
+        rounding._gather,
+        expert_rows._add_rows_of,
         routing._choose,
         routing._add_chosen,
         routing._clamped_gate,

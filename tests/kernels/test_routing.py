@@ -138,6 +138,21 @@ def test_outputs_are_added_in_the_order_of_the_choice() -> None:
     assert same(again[0], out[2])
 
 
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("at", [0, 16, 36])
+@pytest.mark.parametrize("weight", [0.5, 0.0])
+def test_a_sum_that_is_not_finite_is_told(value: float, at: int, weight: float) -> None:
+    """Whatever the weight: nothing times zero is lost."""
+    y, weights = normal(5, 12, 37), normal(6, 4, 3)
+    places, out = np.arange(12).reshape(4, 3), np.empty((4, 37), np.float32)
+    assert add_chosen(y, places, weights, out).tolist() == [0, 0, 0, 0]
+    y[7, at], weights[2, 1] = value, weight
+    assert add_chosen(y, places, weights, out).tolist() == [0, 0, 1, 0]
+    y[7, at], weights[2] = 1, np.finfo(np.float32).max
+    y[6:9, at] = 3
+    assert add_chosen(y, places, weights, out).tolist() == [0, 0, 1, 0]
+
+
 def test_rows_are_scaled_and_gates_are_cut() -> None:
     x, factors = normal(8, 3, 21), normal(9, 3)
     expected = x * factors[:, None]

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
+from larql.runtime.expert_trace import ExpertTrace
 from larql.runtime.observe.basis import seeded_basis
 from larql.runtime.observe.declaration import Declaration, Extent
 from larql.runtime.observe.events import Event, Readout
@@ -17,6 +18,7 @@ from larql.runtime.observe.readers import ArmedRows
 from larql.runtime.observe.run import Observed, observe
 from larql.runtime.observe.sites import WriteSite
 from larql.runtime.run import Run
+from larql.runtime.taps import Keep, Taps
 
 Rows = npt.NDArray[np.float32]
 
@@ -36,6 +38,42 @@ class Events:
 
     def of(self, kind: type) -> list[Event]:
         return [event for event in self.all if isinstance(event, kind)]
+
+
+class ExpertTraces:
+    """An observer of a session that keeps the traces of its routed blocks.
+
+    Attributes
+    ----------
+    last : list of ExpertTrace
+        Of the last walk.
+    all : list of bytes
+        Every checkpoint of every walk.
+    """
+
+    keep, most = Keep(experts=True), 64
+
+    def __init__(self) -> None:
+        self.last: list[ExpertTrace] = []
+        self.all: list[bytes] = []
+
+    def changes(self, start: int, count: int) -> None:
+        return None
+
+    def begin_step(self) -> None: ...
+
+    def end_step(self) -> None: ...
+
+    def abandon_step(self) -> None: ...
+
+    def restored(self, snapshot: object) -> None: ...
+
+    def truncated(self, length: int) -> None: ...
+
+    def saw(self, start: int, tokens: object, taps: Taps, state: object) -> None:
+        self.last = [block.experts for block in taps.blocks if block.experts is not None]
+        for trace in self.last:
+            self.all += [values.tobytes() for values in trace.arrays().values()]
 
 
 def readouts(sink: Events) -> list[Readout]:

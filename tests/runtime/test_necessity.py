@@ -75,8 +75,8 @@ def test_an_expert_that_is_skipped_is_found(
     """An executor that goes on without an expert gives numbers, which the ladder does not take."""
     honest = routed_ffn.reach
 
-    def lenient(route, inputs, chosen, broken, start, notes):  # type: ignore[no-untyped-def]
-        return honest(route, inputs, chosen, broken, start, notes or LeftOutNotes())
+    def lenient(route, inputs, chosen, broken, add, start, notes):  # type: ignore[no-untyped-def]
+        return honest(route, inputs, chosen, broken, add, start, notes or LeftOutNotes())
 
     monkeypatch.setattr(routed_ffn, "reach", lenient)
     found = climb(container, RunOptions(), TOKENS, (0, 1))

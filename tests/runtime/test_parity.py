@@ -11,7 +11,14 @@ import pytest
 
 from larql.errors import RefusalKind, UsageError
 from larql.format.container import Container
-from larql.format.graph import DenseFfn
+from larql.format.graph import (
+    DenseFfn,
+    GatedDelta,
+    Kda,
+    LatentAttention,
+    ShortConvolution,
+    Ssm,
+)
 from larql.runtime.backends.production import dense_ffn as production_ffn
 from larql.runtime.backends.reference import backend as reference
 from larql.runtime.expert_access import ExpertAccess
@@ -26,6 +33,7 @@ from tests.builders.experts import clamped
 from tests.builders.models import LlamaSpec, write_llama_safetensors
 
 TOKENS = (3, 1, 4, 1, 5)
+ORACLES = Path(__file__).parents[1] / "oracles"
 PRODUCTION, REFERENCE = RunOptions(), RunOptions(backend="reference")
 
 
@@ -58,6 +66,10 @@ def changed(
 
 def one_bit(words: Any) -> None:
     words[len(words) // 2] ^= 1 << 12
+
+
+def much(words: Any) -> None:
+    words[:] ^= 1 << 22  # of every number
 
 
 def pair_of(baseline: Container, examined: Container, *options: RunOptions) -> Pair:
@@ -121,6 +133,40 @@ def test_one_bit_of_a_weight_is_located(
     wrong = [one.layer for one in found.sweep.layers if one.verdict is Verdict.NUMERIC_MISMATCH]
     assert wrong == [causal.partition(".")[0]], "what only reads what differs is not to blame"
     assert found.free_run is None
+
+
+INSIDE = [
+    ("deepseek_v3", LatentAttention, {"q_nope": "q_nope", "k_rope": "latent", "v_up": "heads"}),
+    ("qwen3_next", GatedDelta, {"v": "v", "decay_bias": "decay", "norm": "gated", "o": "o"}),
+    ("kimi_linear-delta", Kda, {"q": "q", "gate_up": "gate", "decay_rate": "decay", "o": "o"}),
+    ("granitemoehybrid", Ssm, {"b": "b", "step_bias": "step", "skip": "recurrence", "o": "o"}),
+    ("lfm2", ShortConvolution, {"c": "c", "conv": "convolution", "o": "o"}),
+]
+
+
+@pytest.mark.parametrize(("name", "kind", "stages"), INSIDE, ids=[case[0] for case in INSIDE])
+def test_the_operation_inside_a_mixer_is_named(
+    tmp_path: Path, name: str, kind: type, stages: dict[str, str]
+) -> None:
+    """Both backends tell of the same, and one operand that differs is found at its operation."""
+    container = make_container(ORACLES / name / "checkpoint", tmp_path / "c")
+    both = compared(container, container, REFERENCE, PRODUCTION, generate=1)
+    assert both.verdict is Verdict.EQUIVALENT and both.sweep is not None
+    layer, mixer = next(
+        (layer.index, block.mixer)
+        for layer in container.graph.components[0].layers
+        for block in layer.blocks
+        if isinstance(block.mixer, kind)
+    )
+    told = {c.name for one in both.sweep.layers for c in one.checkpoints}
+    for number, (part, stage) in enumerate(stages.items()):
+        operand = getattr(mixer, part)
+        operand = operand if isinstance(operand, str) else operand.weight
+        other = changed(container, tmp_path / str(number), operand, much)
+        found = compared(container, other, PRODUCTION, PRODUCTION, generate=1)
+        assert found.sweep is not None and found.sweep.causal is not None
+        assert found.sweep.causal.name == f"{layer}.attention {stage}"
+        assert f"{layer}.attention {stage}" in told
 
 
 def test_a_change_that_only_decoding_shows_is_found_there_and_nothing_runs_freely(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import numpy as np
 import pytest
 
 import larql
-from larql.errors import BindingDefect, ResidencyRefusal, UnsupportedRefusal, UsageError
+from larql.errors import BindingDefect, Refusal, ResidencyRefusal, UnsupportedRefusal, UsageError
 from larql.format.codec import ENCODINGS, pack
 from larql.format.container import Container
 from larql.format.progress import SilentProgress
@@ -20,9 +21,11 @@ from larql.runtime import warm
 from larql.runtime.backends.production import arithmetic
 from larql.runtime.bench.cost import weight_bytes
 from larql.runtime.dump import canonical
-from larql.runtime.operands import StoredOperand
+from larql.runtime.operands import OperandStore, StoredOperand
 from larql.runtime.run import Run, RunOptions, open_run
 from larql.runtime.session import Session
+from larql.runtime.walk.answer import WalkOptions
+from larql.runtime.walk.run import walk
 from tests.builders.containers import copy_container, edit_index, make_container
 from tests.builders.models import LlamaSpec, write_llama_gguf
 
@@ -76,6 +79,49 @@ def test_packed_rows_give_the_same_bits(packed: Container) -> None:
     rows = [Session(run.prepared, 8) for run in (plain, other)]
     a, b = (session.logits(session.advance(TOKENS)) for session in rows)
     assert canonical(a).tobytes() == canonical(b).tobytes()
+
+
+@pytest.mark.parametrize("residuals", [False, True])
+def test_packed_rows_are_walked_to_the_same_bits(
+    packed: Container, residuals: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read: dict[str, str] = {}
+    fetch = OperandStore.fetch_alone
+
+    def seen(self: OperandStore, name: str, shape: tuple[int, ...]) -> StoredOperand:
+        found = fetch(self, name, shape)
+        read[name] = found.encoding.name
+        return found
+
+    monkeypatch.setattr(OperandStore, "fetch_alone", seen)
+    plain = walk(packed, WalkOptions(top=200), tokens=TOKENS, residuals=residuals)
+    before = dict(read)
+    other = walk(packed, WalkOptions(top=200, profile="packed"), tokens=TOKENS, residuals=residuals)
+    assert (plain.profile, other.profile) == (None, "packed")
+    assert other.banks == plain.banks
+    assert len(before) == 2
+    assert read == {name: f"{encoding}_r16" for name, encoding in before.items()}
+    sliced = walk(packed, WalkOptions(top=5, profile="packed", layers=(1, 2)), tokens=TOKENS)
+    assert [bank.layer for bank in sliced.banks] == [1]
+
+
+def test_a_walk_finds_what_its_profile_leaves(llama: Path, tmp_path: Path) -> None:
+    gate = "target.layer.001/ffn.gate.weight"
+    container = with_profiles(llama, tmp_path / "a", less={"omits": [gate]})
+    walk(container, WalkOptions(writes=0), tokens=TOKENS)
+    options = WalkOptions(writes=0, profile="less")
+    with pytest.raises(Refusal, match=gate):
+        walk(container, options, tokens=TOKENS)
+    found = walk(container, replace(options, partial=True), tokens=TOKENS)
+    assert [bank.layer for bank in found.banks] == [0]
+    # A run under the profile needs what it leaves out elsewhere.
+    other = with_profiles(llama, tmp_path / "b", less={"omits": [Q]})
+    options = WalkOptions(writes=0, profile="less")
+    walk(other, options, tokens=TOKENS)
+    with pytest.raises(Refusal, match=Q):
+        walk(other, options, tokens=TOKENS, residuals=True)
+    with pytest.raises(UsageError, match="there is no profile 'absent'; the container has less"):
+        walk(container, WalkOptions(profile="absent"), tokens=TOKENS)
 
 
 def test_the_floor_is_that_of_the_profile(packed: Container) -> None:

@@ -34,7 +34,6 @@ from larql.runtime.run import Run, RunOptions, open_run
 from larql.runtime.sampling import Sampler, Sampling
 from tests.builders.containers import make_container
 from tests.builders.expert_banks import Spec, weights, write
-from tests.runtime.observing import recorded
 
 TOKENS = [3, 1, 4, 1, 5, 9, 2, 6]
 KINDS: list[type[Refusal]] = [ResidencyRefusal, UnsupportedRefusal, BindingDefect]
@@ -88,7 +87,9 @@ def continue_text(run: Run, to: Path) -> object:
 
 
 def observe(run: Run, to: Path) -> object:
-    return recorded(run, TOKENS, Declaration(readers=()), generate=2)[0]
+    model, record = Model(run), to / "r.jsonl"
+    model.observe_into(TOKENS, Declaration(readers=()), [], generate=2, record=record)
+    return record.read_bytes()
 
 
 def lens(run: Run, to: Path) -> object:
@@ -145,10 +146,33 @@ def test_every_entry_point_gives_the_kind_and_nothing_else(
         outcome = entry(run, tmp_path / "again")
         pytest.fail(f"it gave {outcome!r:.60}")
     assert caught.value is refusal
-    # Planes of whole layers stay, to be resumed from; they are no dump without their manifest.
-    assert not list((tmp_path / "again").rglob("manifest.json"))
+    assert not list((tmp_path / "again").iterdir())
     (tmp_path / "third").mkdir()
     assert entry(run, tmp_path / "third") == expected
+
+
+def test_a_refusal_leaves_what_stood_there(container: Container, tmp_path: Path) -> None:
+    """A record that was to be replaced, and the planes of a dump that was to be resumed."""
+    record, directory = tmp_path / "r.jsonl", tmp_path / "planes"
+    record.write_bytes(b"another one\n")
+    run = open_run(container, RunOptions(backend="reference"))
+    break_last_layer(run, 0, ResidencyRefusal("elsewhere"))
+    with pytest.raises(ResidencyRefusal):
+        Model(run).observe_into(TOKENS, Declaration(readers=()), [], record=record, force=True)
+    assert record.read_bytes() == b"another one\n"
+    assert [path.name for path in tmp_path.iterdir()] == ["r.jsonl"]
+    # What was interrupted, and not refused, is there to be gone on with.
+    dumped = dump_layers(run, TOKENS, directory, resume=False, progress=SilentProgress())
+    for name in ("manifest.json", "logits.npy", "plane_002.npy", "plane_002.npy.json"):
+        (directory / name).unlink()
+    before = {path: path.read_bytes() for path in directory.iterdir()}
+    run = open_run(container, RunOptions(backend="reference"))
+    break_last_layer(run, 0, ResidencyRefusal("elsewhere"))
+    with pytest.raises(ResidencyRefusal):
+        dump_layers(run, TOKENS, directory, resume=True, progress=SilentProgress())
+    assert {path: path.read_bytes() for path in directory.iterdir()} == before
+    again = dump_layers(run, TOKENS, directory, resume=True, progress=SilentProgress())
+    assert again.resumed_at == 1 and again.files == dumped.files
 
 
 # Every kind of state

@@ -9,15 +9,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-from larql.errors import BindingDefect
+from larql.errors import BindingDefect, ResidencyRefusal
 from larql.format.container import Container
+from larql.kernels.program import Program
 from larql.runtime.bench.cost import weight_bytes
+from larql.runtime.expert_access import ExpertAccess
 from larql.runtime.observe.declaration import Declaration
 from larql.runtime.run import RunOptions, open_run
 from larql.runtime.session import Session
 from tests.builders.containers import copy_container, make_container, vouch_for
 from tests.builders.experts import clamped
-from tests.runtime.observing import recorded
+from tests.runtime.observing import ExpertTraces, recorded
 
 TOKENS = [3, 1, 4, 1, 5, 9, 2, 6]
 BACKENDS = pytest.mark.parametrize("backend", ["production", "reference"])
@@ -86,6 +88,48 @@ def test_scores_that_are_no_numbers_are_refused_and_the_step_undone(
         session.advance(TOKENS[:3])
     assert session.position == 0
     assert session.snapshot().sha256() == before
+
+
+def test_few_positions_are_recorded_where_experts_are_bound_here(
+    container: Container, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And other ways to experts are walked; what observers see is the same."""
+    runs: list[int] = []
+    run_program = Program.run
+    monkeypatch.setattr(Program, "run", lambda p, at: (runs.append(at), run_program(p, at))[1])
+    seen = {}
+    for access in (ExpertAccess(), ExpertAccess(in_process=True)):
+        run = open_run(container, RunOptions(experts=access))
+        traces = ExpertTraces()
+        session = run.session(24, traces)
+        session.advance(TOKENS)
+        rows = [session.step([t]).tobytes() for t in (9, 8, 7)]
+        rows += [session.advance(few).tobytes() for few in ([1, 2, 3], [3, 2, 1])]
+        seen[access.in_process] = rows, traces.all
+        assert runs == ([] if access.in_process else [8, 9, 10, 14])
+        runs.clear()
+    assert seen[False] == seen[True]
+
+
+def test_an_expert_that_a_recorded_step_misses_is_refused_as_by_a_walk(
+    container: Container,
+) -> None:
+    whole = open_run(container, RunOptions()).session(16)
+    part = open_run(container, RunOptions(experts=ExpertAccess(shard=(0, 2))))
+    assert part.prepared.backend.repeats(1)
+    session = part.session(16)
+    refused = 0
+    for token in (*TOKENS, *range(20, 28)):
+        before = session.snapshot().sha256()
+        try:
+            row = session.step([token])
+        except ResidencyRefusal as error:
+            assert error.at is not None and error.at.entry == 2
+            assert session.snapshot().sha256() == before
+            refused += 1
+        else:
+            assert row.tobytes() == whole.step([token]).tobytes()
+    assert 0 < refused < 16
 
 
 def test_a_step_reads_the_chosen_experts_only(container: Container) -> None:

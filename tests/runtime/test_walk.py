@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import ctypes
 import mmap
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -38,6 +36,7 @@ from tests.builders.containers import (
     write_json,
 )
 from tests.builders.experts import clamped
+from tests.builders.page_cache import drop, resident
 
 ORACLES = Path(__file__).parents[1] / "oracles"
 TOP = 20
@@ -484,28 +483,6 @@ def test_files_that_are_no_arrays_are_refused(
 
 
 # --- what is read ---------------------------------------------------------------------------------
-
-
-def resident(path: Path) -> npt.NDArray[np.bool_]:
-    """Which pages of a file are in memory."""
-    size = path.stat().st_size
-    pages = -(-size // mmap.PAGESIZE)
-    libc = ctypes.CDLL(None, use_errno=True)
-    libc.mmap.restype = ctypes.c_void_p
-    libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long]
-    with path.open("rb") as stream:
-        at = libc.mmap(None, size, mmap.PROT_READ, mmap.MAP_SHARED, stream.fileno(), 0)
-        found = (ctypes.c_ubyte * pages)()
-        status = libc.mincore(ctypes.c_void_p(at), ctypes.c_size_t(size), found)
-        libc.munmap(ctypes.c_void_p(at), ctypes.c_size_t(size))
-    assert status == 0
-    return np.frombuffer(found, np.uint8) % 2 == 1
-
-
-def drop(path: Path) -> None:
-    with path.open("rb") as stream:
-        os.fsync(stream.fileno())
-        os.posix_fadvise(stream.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
 
 def test_up_and_down_stay_unread(containers: dict[str, Container], tmp_path: Path) -> None:

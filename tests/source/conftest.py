@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.builders.hub_server import HubServer
+from tests.builders.hub_server import HubServer, use_only
 
 
 class Recorder:
@@ -44,14 +44,6 @@ def larql_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def hub(tmp_path: Path, larql_cache: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[HubServer]:
-    # The hub library reads its settings when it is imported; they are changed where it keeps them.
-    from huggingface_hub import constants
-
-    for variable in ("HF_TOKEN", "HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE", "HF_HOME"):
-        monkeypatch.delenv(variable, raising=False)
-    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub-cache"))
-    monkeypatch.setattr(constants, "HF_TOKEN_PATH", str(tmp_path / "no-token"))
-    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
     with HubServer() as server:
-        monkeypatch.setenv("HF_ENDPOINT", server.url)
+        use_only(server, tmp_path, monkeypatch)
         yield server

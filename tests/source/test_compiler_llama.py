@@ -175,7 +175,9 @@ def test_a_promised_bias_that_is_missing_is_refused(tmp_path: Path) -> None:
 
 def test_a_bias_that_the_configuration_denies_is_refused(tmp_path: Path) -> None:
     path = with_config(tmp_path, LlamaSpec(layers=1, mlp_bias=True), mlp_bias=False)
-    refusal(path, "tensor model.layers.0.mlp.gate_proj.bias and 2 more", "nothing", "reads")
+    refusal(
+        path, "tensor model.layers.0.mlp.gate_proj.bias: nothing", "reads", "and 2 more problems"
+    )
 
 
 def test_a_gguf_file_has_the_biases_that_it_carries(tmp_path: Path) -> None:
@@ -426,17 +428,23 @@ def test_a_gguf_head_is_tied_if_and_only_if_it_is_not_stored(tmp_path: Path) -> 
 def test_a_key_that_may_change_the_computation_is_refused_by_name(
     tmp_path: Path, value: object
 ) -> None:
+    path = with_config(tmp_path, depth_scaling=value)
+    refusal(path, "config.json", "`depth_scaling`", "may change what the model computes")
+
+
+@pytest.mark.parametrize("value", [8.0, True, "x", [1], {"a": 1}, 0, False, ""])
+def test_a_key_of_other_families_is_neutral_or_refused(tmp_path: Path, value: object) -> None:
     path = with_config(tmp_path, logits_scaling=value)
-    refusal(path, "config.json", "`logits_scaling`", "may change what the model computes")
+    refusal(path, "config.json", "`logits_scaling`", "does not compile (only 1.0)")
 
 
 def test_a_null_asks_for_nothing(tmp_path: Path) -> None:
-    assert target(with_config(tmp_path, logits_scaling=None))
+    assert target(with_config(tmp_path, logits_scaling=None, depth_scaling=None))
 
 
 def test_many_unknown_keys_are_counted(tmp_path: Path) -> None:
     path = with_config(tmp_path, **{f"key_{i:02}": 1 for i in range(20)})
-    refusal(path, "`key_07` and 12 more")
+    refusal(path, "`key_00`", "(and 19 more problems: see larql vindex3 plan)")
 
 
 @pytest.mark.parametrize(
@@ -613,7 +621,7 @@ def test_a_layer_too_many_is_refused(tmp_path: Path) -> None:
     path = write_llama_safetensors(
         tmp_path / "m", LlamaSpec(layers=3), config={"num_hidden_layers": 2}
     )
-    refusal(path, "tensor model.layers.2.", "and 8 more")
+    refusal(path, "tensor model.layers.2.", "and 8 more problems")
 
 
 def test_derived_buffers_are_left_behind_by_name(tmp_path: Path) -> None:

@@ -270,8 +270,8 @@ def test_both_forms_are_described_before_anything_is_read(tmp_path: Path) -> Non
 
     source = clamped(tmp_path / "m", "mxfp4")
     verdict = judge(source)
-    assert verdict.admissible, verdict.problem
+    assert verdict.admissible, verdict.problems
     assert verdict.unread == ()
     config = json.loads((source / "config.json").read_text())
     write_json(source / "config.json", {**config, "num_experts_per_tok": 4})
-    assert "of 3 experts" in (judge(source).problem or "")
+    assert "of 3 experts" in judge(source).problems[0].text

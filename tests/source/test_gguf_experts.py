@@ -156,7 +156,7 @@ def test_experts_that_no_key_counts_are_read_by_nothing(tmp_path: Path) -> None:
             made[name] = (name, shape, GGML_F32, np.zeros(shape, "<f4").tobytes())
     keys = {"expert_count": u32(0), "expert_used_count": u32(0),
             "expert_feed_forward_length": None}  # fmt: skip
-    with pytest.raises(CompileError, match=r"tensor blk\.0\.ffn_gate_inp\.weight and 7 more"):
+    with pytest.raises(CompileError, match=r"ffn_gate_inp\.weight: nothing .* \(and 7 more"):
         compiled(write(tmp_path, "llama", keys, made))
 
 

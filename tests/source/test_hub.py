@@ -20,7 +20,9 @@ from larql.errors import FetchError, UsageError
 from larql.format.source import hub as hub_module
 from larql.format.source.hub_name import HubName, parse_hub_name
 from larql.format.source.locate import locate
+from tests.builders.containers import file_bytes, make_container
 from tests.builders.hub_server import HubServer
+from tests.builders.models import LlamaSpec, write_llama_safetensors
 from tests.source.conftest import Recorder
 
 WEIGHTS = b"weights " * 5000
@@ -212,20 +214,15 @@ def test_a_directory_in_which_somebody_else_fetched_a_gguf(hub: HubServer) -> No
     assert locate("hf://org/model").path.name == "model.safetensors"
 
 
-def test_a_container_is_taken_whole(hub: HubServer) -> None:
-    files = {
-        ".gitattributes": b"",
-        "index.json": b'{"version": 3}',
-        "system_graph.json": b"{}",
-        "segments/embedding.safetensors": WEIGHTS,
-        "tokenizer.json": b"{}",
-    }
-    hub.repo("org/model").commit(files)
+def test_a_container_is_taken_whole(hub: HubServer, tmp_path: Path) -> None:
+    made = make_container(write_llama_safetensors(tmp_path / "m", LlamaSpec()), tmp_path / "c").path
+    files = file_bytes(made)
+    hub.repo("org/model").commit({**files, ".gitattributes": b"", "README.md": b"#", "x.py": b""})
     located = locate("hf://org/model")
     assert located.kind == "container"
-    assert located.sums == {"segments/embedding.safetensors": sha256(WEIGHTS)}
-    assert set(located.files) == set(files) - {".gitattributes"}
-    assert (located.path / "segments/embedding.safetensors").read_bytes() == WEIGHTS
+    assert located.sums == {n: sha256(data) for n, data in files.items() if n != "index.json"}
+    assert set(located.files) == {*files, "README.md"}
+    assert {n: data for n, data in file_bytes(located.path).items() if n in files} == files
 
 
 def test_nothing_that_is_a_model(hub: HubServer) -> None:

@@ -87,14 +87,18 @@ def kinds(component: Component) -> list[type]:
         ("lfm2", {"block_ff_dim": 71}, "`block_ff_dim` is 71 but"),
         ("lfm2", {"tie_embedding": True}, "`tie_embedding` is True but"),
         ("lfm2", {"block_norm_eps": 0.5}, "`block_norm_eps` is 0.5"),
-        ("lfm2", {"conv_bias": False}, "conv.conv.bias and 8 more: nothing"),
+        ("lfm2", {"conv_bias": False}, "conv.conv.bias: nothing"),
         (
             "kimi_linear-delta",
             {"mlp_layer_types": REMOVED},
             "layers.1.block_sparse_moe.shared_experts.gate_proj.weight is missing",
         ),
         ("kimi_linear-delta", {"first_k_dense_replace": 1}, "`first_k_dense_replace` is 1"),
-        ("kimi_linear-delta", {"linear_attn_config": {"num_heads": 4}}, "`num_heads` is 4"),
+        (
+            "kimi_linear-delta",
+            {"linear_attn_config": {"num_heads": 4}},
+            "but `linear_attn_config.num_heads` is 4",
+        ),
         (
             "kimi_linear-delta",
             {"rope_scaling": {"rope_type": "ntk"}},

@@ -102,7 +102,10 @@ def logits(checkpoint: Path, at: Path, backend: str) -> npt.NDArray[np.float32]:
         ({"swa_num_attention_heads": 4}, "r_proj.weight has shape [30, 32], expected [20, 32]"),
         ({"swa_head_dim": 6}, "self_attn.q_proj.weight has shape [48, 32], expected [36, 32]"),
         ({"quantization_config": {"quant_method": "nvfp4"}}, "`quantization_config` is"),
-        ({"attention_bias": True}, "`attention_bias`: unknown to this family"),
+        (
+            {"attention_bias": True},
+            "`attention_bias` is True, a computation this build",
+        ),
     ],
 )
 def test_what_is_refused_is_named(tmp_path: Path, keys: dict[str, object], message: str) -> None:

@@ -27,7 +27,7 @@ from larql.format.moe.examine import Examiner
 from larql.format.moe.findings import Cause, Diagnosis, Operation, diagnose
 from larql.format.moe.manifest import Manifest
 from larql.format.moe.manifest_json import manifest_from_json
-from larql.format.moe.profiles import Selection, document_selection, select, selection_of
+from larql.format.moe.profiles import Selection, document_selection, selection_of
 from larql.format.moe.states import Executable
 from larql.format.moe.walk_routes import walk
 
@@ -101,13 +101,19 @@ def capability_of(
 
 
 def walk_of(
-    container: Container, component: str | None, partial: bool, layers: tuple[int, int] | None
+    container: Container,
+    selection: Selection,
+    component: str | None,
+    partial: bool,
+    layers: tuple[int, int] | None,
 ) -> Operation:
-    """Ask whether a component's banks can be searched, under the container's own profile.
+    """Ask whether a component's banks can be searched.
 
     Parameters
     ----------
     container : Container
+    selection : Selection
+        What the active profile selects.
     component : str or None
         None: the container has no graph, and its manifest's banks are meant.
     partial, layers
@@ -117,12 +123,10 @@ def walk_of(
     ------
     UsageError
         If no layer of the range has a bank.
-    ContainerError
-        If a profile is malformed.
     """
     manifest, broken = _manifest(container)
     found = None if component is None else container.component(component)
-    examiner = Examiner(container, select(container.index, None, str(container.path)))
+    examiner = Examiner(container, selection)
     return walk(examiner, found, manifest, broken, partial=partial, layers=layers)
 
 

@@ -101,6 +101,8 @@ State = Absent | Mismatch | Unsupported | Damaged | Executable
 def state_name(state: State) -> str:
     """Return the name of a state, the reason of an absence included."""
     match state:
+        case Absent(Why.NOWHERE, remote=True):
+            return "absent: declared remote"
         case Absent(why):
             return f"absent: {why.value}"
         case Mismatch():

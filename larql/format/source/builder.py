@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
-from larql.errors import CompileError
+from larql.format.encoding import ENCODINGS
 from larql.format.graph import (
     Activation,
     Component,
@@ -26,9 +26,10 @@ from larql.format.rows import RowSelection
 from larql.format.source.binding import Binding
 from larql.format.source.checkpoint import SourceTensor
 from larql.format.source.config import ConfigReader
-from larql.format.source.names import Naming
+from larql.format.source.names import Naming, commonest
 from larql.format.source.optional import OptionalTensors
 from larql.format.source.pieces import BankBinding
+from larql.format.source.problems import Problem, Problems
 
 __all__ = ["Builder", "Family", "HeadGeometry", "Part"]
 
@@ -115,33 +116,56 @@ class Builder:
         self.banks: dict[str, BankBinding] = {}
         self.left: dict[str, str] = {}
         self.repeats: dict[str, str] = {}
+        self.asked: set[str] = set()
+        self.problems = config.problems
         self._same_bytes = same_bytes
         self._drops_ones = drops_ones
-        self.optional = OptionalTensors(tensors, config.where)
-
-    def bound(self) -> set[str]:
-        """Return the names of all tensors that fill an operand."""
-        names = {binding.source.name for binding in self.bindings.values()}
-        for bank in self.banks.values():
-            names.update(source.name for piece in bank.pieces for source in piece.sources)
-        return names
+        self._spellings: dict[tuple[str, ...], str] = {}
+        self.optional = OptionalTensors(tensors, self.refuse)
 
     @property
     def where(self) -> str:
         """The checkpoint, for error texts."""
         return self.config.where
 
-    def shape(self, name: str) -> tuple[int, ...]:
-        """Return a tensor's logical shape.
+    def refuse(self, tensor: str, problem: str) -> None:
+        """Record what is wrong with a tensor; ``problem`` goes on about it."""
+        text = f"{self.where}: tensor {tensor}{problem}"
+        self.problems.add(Problem("tensor", tensor, text))
 
-        Raises
-        ------
-        CompileError
-            If the checkpoint has no such tensor.
+    def source(self, name: str, shape: tuple[int, ...]) -> SourceTensor:
+        """Return a tensor of the checkpoint.
+
+        One that is missing or has another shape than ``shape`` is recorded, and what is returned
+        then stands in for it: :meth:`sound` tells.
         """
-        if name not in self.tensors:
-            raise CompileError(f"{self.where}: tensor {name} is missing from the checkpoint")
-        return self.tensors[name].shape
+        self.asked.add(name)
+        found = self.tensors.get(name)
+        if found is not None and (
+            found.shape == shape or (self._drops_ones and _without(found.shape) == _without(shape))
+        ):
+            return found
+        if found is None:
+            self.refuse(name, " is missing from the checkpoint")
+        else:
+            self.refuse(
+                name,
+                f" has shape {list(found.shape)}, expected {list(shape)} from the configuration",
+            )
+        return SourceTensor(name, shape, "F32", ENCODINGS["f32"], "", 0, 0)
+
+    def sound(self, tensor: SourceTensor) -> bool:
+        """Return whether a tensor is one of the checkpoint's, not a stand-in."""
+        return self.tensors.get(tensor.name) is tensor
+
+    def spelling(self, *ways: str) -> str:
+        """Return how the checkpoint spells what may be spelled in several ways.
+
+        See :func:`~larql.format.source.names.commonest`.
+        """
+        if ways not in self._spellings:
+            self._spellings[ways] = commonest(self.tensors, ways)
+        return self._spellings[ways]
 
     def bind(
         self,
@@ -171,25 +195,14 @@ class Builder:
         Returns
         -------
         str
-            The operand's name.
-
-        Raises
-        ------
-        CompileError
-            If the tensor is missing or has another shape.
+            The operand's name, also where the tensor is missing or has another shape.
         """
         expected = stored or shape
         if part is not None:
             expected = (part.total, *expected[1:])
-        found = self.shape(source)
-        if found != expected and not (self._drops_ones and _without(found) == _without(expected)):
-            raise CompileError(
-                f"{self.where}: tensor {source} has shape {list(found)}, expected "
-                f"{list(expected)} from the configuration"
-            )
         operand = f"{self.component}.{object_kind}/{tensor}"
         rows = None if part is None else part.rows
-        self.bindings[operand] = Binding(operand, self.tensors[source], shape, rows)
+        self.bindings[operand] = Binding(operand, self.source(source, expected), shape, rows)
         return operand
 
     def vector(self, part: str, layer: int, size: int, *, stored: tuple[int, ...]) -> str:
@@ -241,7 +254,10 @@ class Builder:
         return Convolution(weight, channels, taps, activation, shift, residual)
 
     def beside(self, component: str, naming: Naming) -> Builder:
-        """Return a builder of another component, which adds to what this one has collected."""
+        """Return a builder of another component, which adds to what this one has collected.
+
+        Problems of its tensors are its own: nothing of this component hangs on them.
+        """
         other = Builder(
             self.config,
             self.tensors,
@@ -251,7 +267,8 @@ class Builder:
             drops_ones=self._drops_ones,
         )
         other.notes, other.bindings, other.left = self.notes, self.bindings, self.left
-        other.banks, other.repeats = self.banks, self.repeats
+        other.banks, other.repeats, other.asked = self.banks, self.repeats, self.asked
+        other.problems = Problems()
         return other
 
     def leave(self, names: Iterable[str], why: str) -> None:
@@ -399,25 +416,21 @@ class Builder:
         )
 
     def layer_count(self, key: str, default: int | None = None) -> int:
-        """Take the number of layers, of which each has a tensor of its own.
-
-        Raises
-        ------
-        CompileError
-            If it is missing without a default, no count, or more than the tensors allow.
-        """
+        """Take the number of layers, of which each has a tensor of its own."""
         taken = self.config.count(key) if default is None else self.config.count(key, default)
-        if taken > len(self.tensors):
-            raise self.config.failure(
-                key, f"is {taken}, but the checkpoint has only {len(self.tensors)} tensors"
-            )
-        return taken
+        if taken <= len(self.tensors):
+            return taken
+        held = f"the checkpoint has only {len(self.tensors)} tensors"
+        self.config.refuse(key, f"is {taken}, but {held}")
+        self.problems.assume(key)
+        return 1
 
     def embed(self, width: int, scale: float) -> Embed:
         """Describe the embedding; the number of its rows is the vocabulary."""
         name = self.naming.tensor("embedding", None, ".weight")
-        shape = self.shape(name)
-        vocab = self.config.count("vocab_size", shape[0] if shape else 1)
+        stored = self.tensors.get(name)
+        rows = 1 if stored is None or not stored.shape else stored.shape[0]
+        vocab = self.config.count("vocab_size", rows)
         weight = self.bind("embedding", "weight", name, (vocab, width))
         return Embed(weight=weight, vocab=vocab, width=width, scale=scale)
 
@@ -440,11 +453,6 @@ class Builder:
         vocab : int or None
             Number of logits where the embedding has more rows. A head of its own has so many rows,
             or as many as the embedding.
-
-        Raises
-        ------
-        CompileError
-            If the head is not tied and not stored.
         """
         name = self.naming.tensor("head", None, ".weight")
         stored = self.tensors.get(name)
@@ -452,9 +460,7 @@ class Builder:
             tied = stored is None
         weight = embed.weight
         if stored is None and not tied:
-            raise CompileError(
-                f"{self.where}: tensor {name} is missing and the head is not tied to the embedding"
-            )
+            self.refuse(name, " is missing and the head is not tied to the embedding")
         if stored is not None and tied:
             if self._same_bytes(stored, self.bindings[embed.weight].source):
                 self.notes.append(
@@ -470,7 +476,8 @@ class Builder:
                 )
         vocab, rows = vocab or embed.vocab, embed.vocab
         if not tied:
-            rows = vocab if self.shape(name) == (vocab, embed.width) else rows
+            narrow = stored is not None and stored.shape == (vocab, embed.width)
+            rows = vocab if narrow else rows
             weight = self.bind("output_head", "weight", name, (rows, embed.width))
         return Head(
             norm=norm,

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
 
-from larql.errors import CompileError, SourceError
+from larql.errors import SourceError
 from larql.format.closure import check_geometry
 from larql.format.graph import Component, Edge, Graph
 from larql.format.rows import RowSelection, row_count
@@ -21,8 +21,10 @@ from larql.format.source.builder import Builder, Family
 from larql.format.source.checkpoint import Checkpoint, SourceTensor
 from larql.format.source.config import ConfigReader, KeyVerdict
 from larql.format.source.families import FAMILIES
+from larql.format.source.keys import common_hugging_face_keys
 from larql.format.source.names import GGUF_NAMING, hugging_face_naming
 from larql.format.source.pieces import BankBinding
+from larql.format.source.problems import Problem, Problems
 from larql.format.tokenizer.ends import declared_end_id
 from larql.format.tokenizer.vocabulary import KNOWN_TOKENIZER_KEYS
 from larql.format.untrusted import read_json_object
@@ -123,10 +125,13 @@ class Judging:
     builder : Builder or None
         Knows which tensors were bound or left.
     component : Component or None
+        Where there are problems, with stand-ins for what was refused.
+    problems : Problems
     """
 
     def __init__(self, *, headers_only: bool = False) -> None:
         self.headers_only = headers_only
+        self.problems = Problems()
         self.family: Family | None = None
         self.reader: ConfigReader | None = None
         self.builder: Builder | None = None
@@ -150,7 +155,8 @@ def compile_checkpoint(checkpoint: Checkpoint, judging: Judging | None = None) -
     ------
     CompileError
         If the family is unknown, a key that may change the computation is not understood, a
-        tensor is missing, of another shape, or read by nothing.
+        tensor is missing, of another shape, or read by nothing: with the first problem, and how
+        many more ``judging`` has.
     SourceError
         If the configuration cannot be read.
     """
@@ -160,25 +166,29 @@ def compile_checkpoint(checkpoint: Checkpoint, judging: Judging | None = None) -
     return _compile_hugging_face(checkpoint, judging)
 
 
-def _family(name: object, known: Iterable[tuple[str, Family]], where: str, key: str) -> Family:
+def _family(
+    name: object, known: Iterable[tuple[str, Family]], where: str, key: str, problems: Problems
+) -> Family:
     table = dict(known)
     if isinstance(name, str) and name in table:
         return table[name]
-    raise CompileError(
+    text = (
         f"{where}: `{key}` is {name!r}, a family this build does not compile "
         f"({', '.join(sorted(table))})"
     )
+    problems.add(Problem("key", key, text))
+    problems.check()
+    raise AssertionError("a problem was recorded")
 
 
 def _compile_hugging_face(checkpoint: Checkpoint, judging: Judging) -> Compiled:
     where = str(checkpoint.root / "config.json")
-    root = judging.reader = ConfigReader(checkpoint.config, where)
-    family = judging.family = _family(
-        checkpoint.config.get("model_type"),
-        ((name, family) for family in FAMILIES for name in family.model_types),
-        where,
-        "model_type",
-    )
+    root = judging.reader = ConfigReader(checkpoint.config, where, problems=judging.problems)
+    model_type = checkpoint.config.get("model_type")
+    known = [(name, family) for family in FAMILIES for name in family.model_types]
+    if model_type not in [name for name, _ in known]:
+        common_hugging_face_keys(root)
+    family = judging.family = _family(model_type, known, where, "model_type", judging.problems)
     inner = root.child("text_config")
     if inner is not None:
         root.irrelevant(*_OUTER_KEYS)
@@ -199,9 +209,7 @@ def _compile_hugging_face(checkpoint: Checkpoint, judging: Judging) -> Compiled:
         _same_in_both(root, inner, checkpoint.config, "tie_word_embeddings")
         nested_type = inner.text("model_type", family.name)
         if nested_type not in (*family.model_types, family.name):
-            raise root.contradiction(
-                "model_type", "text_config.model_type", family.name, nested_type
-            )
+            root.contradiction("model_type", "text_config.model_type", family.name, nested_type)
     builder = judging.builder = Builder(
         inner or root,
         checkpoint.tensors,
@@ -263,7 +271,7 @@ def _same_in_both(
     root.irrelevant(key)
     inner.inherit(key, outer)
     if outer is not None and nested is not None and outer != nested:
-        raise root.contradiction(key, f"text_config.{key}", outer, nested)
+        root.contradiction(key, f"text_config.{key}", outer, nested)
 
 
 def _compile_gguf(checkpoint: Checkpoint, judging: Judging) -> Compiled:
@@ -275,17 +283,18 @@ def _compile_gguf(checkpoint: Checkpoint, judging: Judging) -> Compiled:
         ((name, family) for family in FAMILIES for name in family.architectures),
         where,
         "general.architecture",
+        judging.problems,
     )
     prefix = f"{architecture}."
     for key in config:
         if not key.startswith((prefix, *_GGUF_BOOKKEEPING)):
-            raise CompileError(
+            text = (
                 f"{where}: metadata key `{key}` is unknown to this build and may change what the "
                 f"model computes"
             )
-    names = [key for key in config if key.startswith(prefix)]
-    reader = ConfigReader({key[len(prefix) :]: config[key] for key in names}, where, prefix)
-    judging.reader = reader
+            judging.problems.add(Problem("key", key, text))
+    stated = {key[len(prefix) :]: config[key] for key in config if key.startswith(prefix)}
+    reader = judging.reader = ConfigReader(stated, where, prefix, judging.problems)
     builder = judging.builder = Builder(
         reader,
         checkpoint.tensors,
@@ -342,20 +351,21 @@ def _finish(
     licence: str | None,
 ) -> Compiled:
     reader.finish()
-    read = builder.bound() | set(builder.left)
-    unread = [name for name in checkpoint.tensors if name not in read]
-    if unread:
-        more = f" and {len(unread) - 1} more" if len(unread) > 1 else ""
-        raise CompileError(
-            f"{reader.where}: tensor {unread[0]}{more}: nothing in the {family.name} family reads "
-            f"it, so the model would not be computed as it was trained"
-        )
-    _check_rows(builder, reader.where)
+    for name in checkpoint.tensors:
+        if name not in builder.asked and name not in builder.left:
+            builder.refuse(
+                name,
+                f": nothing in the {family.name} family reads it, so the model would not be "
+                f"computed as it was trained",
+            )
+    _check_rows(builder)
+    reader.problems.check()
     components = (component,) if draft is None else (component, draft)
     for described in components:
-        defects = check_geometry(described)
-        if defects:
-            raise CompileError(f"{reader.where}: {defects[0].line()}")
+        for defect in check_geometry(described):
+            text = f"{reader.where}: {defect.line()}"
+            reader.problems.add(Problem("operation", defect.line(), text))
+    reader.problems.check()
     edges = () if draft is None else (Edge(component.id, "final_norm", draft.id),)
     notes = list(builder.notes)
     outer = sum(1 for why in builder.left.values() if why == "not the text model")
@@ -376,15 +386,17 @@ def _finish(
     )
 
 
-def _check_rows(builder: Builder, where: str) -> None:
+def _check_rows(builder: Builder) -> None:
     """Refuse a tensor of which some rows are read by nothing, or some by two operands."""
     parts: dict[str, tuple[SourceTensor, list[RowSelection]]] = {}
     for binding in builder.bindings.values():
-        if binding.rows is not None:
+        if binding.rows is not None and builder.sound(binding.source):
             parts.setdefault(binding.source.name, (binding.source, []))[1].append(binding.rows)
     for bank in builder.banks.values():
         for piece in bank.pieces:
             for source, rows in zip(piece.sources, piece.rows, strict=True):
+                if not builder.sound(source):
+                    continue
                 parts.setdefault(source.name, (source, []))[1].append(rows)
     for name, (source, found) in parts.items():
         at = 0
@@ -393,9 +405,8 @@ def _check_rows(builder: Builder, where: str) -> None:
                 break
             at = first + count
         if at != row_count(source.shape):
-            raise CompileError(
-                f"{where}: tensor {name}: row {at} is not read exactly once by the operands that "
-                f"are made of it"
+            builder.refuse(
+                name, f": row {at} is not read exactly once by the operands that are made of it"
             )
 
 
@@ -411,10 +422,9 @@ def _token_ids(
     kept = []
     for v in values:
         if not isinstance(v, int) or isinstance(v, bool) or v < 0:
-            raise CompileError(
-                f"{where}: `{key}` is {value!r:.60}, expected token ids from 0 to {vocab - 1}"
-            )
-        if v < vocab:
+            text = f"{where}: `{key}` is {value!r:.60}, expected token ids from 0 to {vocab - 1}"
+            builder.problems.add(Problem("key", key, text))
+        elif v < vocab:
             kept.append(v)
         else:
             builder.notes.append(

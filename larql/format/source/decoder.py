@@ -71,7 +71,8 @@ def hugging_face_basics(b: Builder, usual: Defaults) -> Basics:
     stated = config.nullable_count("head_dim", usual.head_dim)
     head_dim = hidden // heads if stated is None else stated
     if head_dim < 1:
-        raise config.contradiction("hidden_size", "num_attention_heads", hidden, heads)
+        config.contradiction("hidden_size", "num_attention_heads", hidden, heads)
+        head_dim = 1
     return Basics(
         hidden=hidden,
         layers=b.layer_count("num_hidden_layers", usual.layers),
@@ -88,12 +89,13 @@ def gguf_basics(b: Builder) -> Basics:
     hidden = config.count("embedding_length")
     heads = config.count("attention.head_count")
     head_dim = config.count("attention.key_length", hidden // heads)
-    config.neutral("attention.value_length", head_dim)
+    config.agree("attention.value_length", "attention.key_length", head_dim)
     layers = b.layer_count("block_count")
     kv_heads = config.counts_by_layer("attention.head_count_kv", layers, heads)
     if len(set(kv_heads)) != 1 or kv_heads[0] == 0:
         found = sorted(set(kv_heads))
-        raise config.failure("attention.head_count_kv", f"is {found}, expected one number above 0")
+        config.refuse("attention.head_count_kv", f"is {found}, expected one number above 0")
+        kv_heads = (1,)
     return Basics(
         hidden=hidden,
         layers=layers,
@@ -171,13 +173,7 @@ class Decoder:
     ffn: Callable[[Builder, int, Decoder], Mixer] | None = None
 
     def component(self, b: Builder) -> Component:
-        """Describe it, binding a checkpoint tensor to each operand.
-
-        Raises
-        ------
-        CompileError
-            If a tensor is missing or has another shape.
-        """
+        """Describe it, binding a checkpoint tensor to each operand."""
         hidden = self.basics.hidden
         embed = b.embed(hidden, scale=self.embed_scale)
         layers = tuple(self._layer(b, i) for i in range(len(self.layers)))

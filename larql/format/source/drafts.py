@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import re
 
-from larql.errors import CompileError
 from larql.format.source.builder import Builder
 
 __all__ = ["gguf_layers", "leave_drafts", "stated_drafts"]
 
-_KEYS = ("num_nextn_predict_layers", "num_mtp_layers")
+_KEY = "num_nextn_predict_layers"
 _LAYER = re.compile(r"(?:model\.layers|blk)\.(0|[1-9][0-9]{0,5})\.(?:nextn\.)?(.+)")
 _MARKS = ("eh_proj.weight", "enorm.weight", "hnorm.weight")
 # Beside these, they hold what layers of the model hold.
@@ -24,17 +23,8 @@ _OWN = (
 
 
 def stated_drafts(b: Builder) -> int:
-    """Take how many layers draft, which goes by two names; none where no key says.
-
-    Raises
-    ------
-    CompileError
-        If a number is no count, or the two contradict each other.
-    """
-    first, second = (b.config.count(key, 0, least=0) for key in _KEYS)
-    if all(b.config.has(key) for key in _KEYS) and first != second:
-        raise b.config.contradiction(*_KEYS, first, second)
-    return first or second
+    """Take how many layers draft; none where no key says."""
+    return b.config.count(_KEY, 0, least=0)
 
 
 def gguf_layers(b: Builder, counted: int) -> int:
@@ -45,21 +35,17 @@ def gguf_layers(b: Builder, counted: int) -> int:
     b : Builder
     counted : int
         ``block_count``, which counts layers that draft with the others.
-
-    Raises
-    ------
-    CompileError
-        As :func:`leave_drafts`, or if no other layers are left.
     """
     key = "nextn_predict_layers"
     drafts = b.config.count(key, 0, least=0)
     if drafts >= counted:
-        raise b.config.failure(key, f"is {drafts}, of {counted} layers")
+        b.config.refuse(key, f"is {drafts}, of {counted} layers", "block_count")
+        drafts = 0
     leave_drafts(b, counted - drafts, drafts, key)
     return counted - drafts
 
 
-def leave_drafts(b: Builder, layers: int, drafts: int, key: str = _KEYS[0]) -> None:
+def leave_drafts(b: Builder, layers: int, drafts: int, key: str = _KEY) -> None:
     """Leave the layers that draft tokens, which are no part of the model.
 
     They follow its last layer without a gap, and each begins with two norms and a projection of
@@ -74,11 +60,6 @@ def leave_drafts(b: Builder, layers: int, drafts: int, key: str = _KEYS[0]) -> N
         At most so many behind them.
     key : str
         What states ``drafts``, for error texts.
-
-    Raises
-    ------
-    CompileError
-        Naming the tensor, if one behind the last layer is of no layer that drafts.
     """
     inside: set[str] = set()
     behind: dict[int, dict[str, str]] = {}
@@ -93,28 +74,20 @@ def leave_drafts(b: Builder, layers: int, drafts: int, key: str = _KEYS[0]) -> N
             behind.setdefault(number, {})[part] = name
     for place, number in enumerate(sorted(behind)):
         parts = behind[number]
-        first = f"{b.where}: tensor {next(iter(parts.values()))}: layer {number}"
-        if number >= layers + drafts:
-            raise CompileError(
-                f"{first} is behind the model's last, {layers - 1}, and `{key}` allows {drafts} "
-                f"layers there that draft tokens"
-            )
-        if number != layers + place:
-            raise CompileError(
-                f"{first} drafts tokens, but layer {layers + place} before it is missing"
-            )
+        first, last = next(iter(parts.values())), f"behind the model's last, {layers - 1}"
         lacking = next((mark for mark in _MARKS if mark not in parts), None)
-        if lacking is not None:
-            raise CompileError(
-                f"{first} is behind the model's last, {layers - 1}, but has no {lacking} as layers "
-                f"that draft tokens do"
-            )
         odd = next((name for part, name in parts.items() if part not in (*_OWN, *inside)), None)
-        if odd is not None:
-            raise CompileError(
-                f"{b.where}: tensor {odd}: neither layers of the model nor those that draft tokens "
-                f"have one"
-            )
+        if number >= layers + drafts:
+            allowed = f"`{key}` allows {drafts} layers there that draft tokens"
+            b.refuse(first, f": layer {number} is {last}, and {allowed}")
+        elif number != layers + place:
+            before = f"layer {layers + place} before it is missing"
+            b.refuse(first, f": layer {number} drafts tokens, but {before}")
+        elif lacking is not None:
+            lacks = f"has no {lacking} as layers that draft tokens do"
+            b.refuse(first, f": layer {number} is {last}, but {lacks}")
+        elif odd is not None:
+            b.refuse(odd, ": neither layers of the model nor those that draft tokens have one")
     found = [name for parts in behind.values() for name in parts.values()]
     if found:
         b.leave(found, "a layer that drafts tokens")

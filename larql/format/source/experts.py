@@ -6,15 +6,16 @@ apart, or fused; weights as rows of outputs, or turned. What is found decides, n
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from larql.errors import CompileError
 from larql.format.graph import Activation, DenseFfn, ExpertBank
 from larql.format.lyrw.codes import Role
 from larql.format.rows import RowSelection
 from larql.format.source.builder import Builder
+from larql.format.source.checkpoint import SourceTensor
 from larql.format.source.pieces import BankBinding, Piece
 
 __all__ = [
@@ -27,6 +28,7 @@ __all__ = [
 ]
 
 _MX_BLOCK = 32
+_PACKED = r"experts\.(gate_up|down)_proj(_|$)"  # tensors of all experts of a layer
 
 
 @dataclass(frozen=True)
@@ -52,14 +54,8 @@ class Experts:
 
 
 def gated_experts(b: Builder, e: Experts, activation: Activation) -> ExpertBank:
-    """Describe a bank of gated experts without biases, packed or each in tensors of its own.
-
-    Raises
-    ------
-    CompileError
-        If a tensor is missing or has another shape.
-    """
-    if f"{e.prefix}.gate_up_proj" in b.tensors:
+    """Describe a bank of gated experts without biases, packed or each in tensors of its own."""
+    if b.spelling(rf"experts\.\d+\.({'|'.join(e.names)})\.", _PACKED) == _PACKED:
         shape = (e.count, 2 * e.width, e.hidden)
         gate_up = _packed(b, e, Role.GATE_UP_FUSED, 0, "gate_up", "gate_up_proj", shape)
         shape = (e.count, e.hidden, e.width)
@@ -130,14 +126,16 @@ def clamped_experts(b: Builder, e: Experts, *, limit: float, slope: float) -> Ex
     Weights are MXFP4 in two tensors, rows of outputs; or floats, columns of outputs. In tensors of
     their own, whose names ``e`` gives, gate and up are rows of outputs, and become halves.
     """
-    if f"{e.prefix}.{e.names[0]}.weight" in b.tensors:
+    apart = rf"\.({'|'.join(e.names)})\."
+    if b.spelling(_PACKED, apart) == apart:
         return _clamped(b, e, _halves(b, e), "contiguous_halves", limit, slope)
     biases = (("gate_up", 2 * e.width), ("down", e.hidden))
     shapes = {"gate_up": (2 * e.width, e.hidden), "down": (e.hidden, e.width)}
     made: dict[str, str] = {}
     for number, (name, role) in enumerate((("gate_up", Role.GATE_UP_FUSED), ("down", Role.DOWN))):
         rows, columns = shapes[name]
-        if f"{e.prefix}.{name}_proj_blocks" in b.tensors:
+        blocks = rf"\.{name}_proj_(blocks|scales)$"
+        if b.spelling(rf"\.{name}_proj$", blocks) == blocks:
             made[name] = _blocks_and_scales(b, e, role, number, name, rows, columns)
         else:
             made[name] = _turned(b, e, role, number, name, rows, columns)
@@ -210,13 +208,9 @@ def _bind(
     return operand
 
 
-def _check(b: Builder, name: str, expected: tuple[int, ...]) -> None:
-    found = b.shape(name)
-    if found != expected:
-        raise CompileError(
-            f"{b.where}: tensor {name} has shape {list(found)}, expected {list(expected)} from "
-            f"the configuration"
-        )
+def _entries(b: Builder, e: Experts, *sources: SourceTensor) -> range:
+    """Return the experts that tensors hold: all, or none where a tensor is not as it should be."""
+    return range(e.count if all(b.sound(source) for source in sources) else 0)
 
 
 def _separate(
@@ -224,10 +218,9 @@ def _separate(
 ) -> str:
     """Bind a region of which each expert has a tensor."""
     pieces = []
-    for expert in range(e.count):
-        source = f"{e.prefix}.{expert}.{part}.weight"
-        _check(b, source, shape)
-        pieces.append(Piece((b.tensors[source],), (RowSelection.span(0, shape[0]),)))
+    for expert in range(min(e.count, 1 + len(b.tensors))):
+        source = b.source(f"{e.prefix}.{expert}.{part}.weight", shape)
+        pieces.append(Piece((source,), (RowSelection.span(0, shape[0]),)))
     template = f"{e.prefix}.{{e}}.{part}.weight"
     return _bind(b, e, role, number, name, (e.count, *shape), template, pieces)
 
@@ -237,12 +230,15 @@ def _packed(
 ) -> str:
     """Bind a region that one tensor holds for all experts, row by row."""
     source = f"{e.prefix}.{part}"
-    source = source if source in b.tensors else f"{source}.weight"
-    _check(b, source, shape)
+    bare = rf"\.{e.prefix.rsplit('.', 1)[-1]}\.{re.escape(part)}"
+    dotted = rf"({bare}|_exps)\.weight$"
+    if not part.endswith(".bias") and b.spelling(f"{bare}$", dotted) == dotted:
+        source = f"{source}.weight"
+    tensor = b.source(source, shape)
     rows = shape[1] if len(shape) == 3 else 1
     pieces = [
-        Piece((b.tensors[source],), (RowSelection.span(expert * rows, rows),))
-        for expert in range(e.count)
+        Piece((tensor,), (RowSelection.span(expert * rows, rows),))
+        for expert in _entries(b, e, tensor)
     ]
     return _bind(b, e, role, number, name, shape, source, pieces)
 
@@ -258,19 +254,18 @@ def _stacked(
 ) -> str:
     """Bind a region of which two tensors hold the first rows of all experts and the others."""
     inner = (e.hidden,) if suffix == ".weight" else ()
-    names = [f"{e.prefix}.{part}{suffix}" for part in parts]
-    for source in names:
-        _check(b, source, (e.count, e.width, *inner))
-    first, second = (b.tensors[source] for source in names)
-    if first.encoding != second.encoding:
-        raise CompileError(
-            f"{b.where}: tensor {second.name} is {second.encoding.name}, expected "
-            f"{first.encoding.name} as {first.name}"
-        )
+    first, second = (
+        b.source(f"{e.prefix}.{part}{suffix}", (e.count, e.width, *inner)) for part in parts
+    )
+    form, other = (
+        t.dtype if t.known_encoding is None else t.known_encoding.name for t in (first, second)
+    )
+    if b.sound(first) and b.sound(second) and form != other:
+        b.refuse(second.name, f" is {other}, expected {form} as {first.name}")
     rows = e.width if inner else 1
     pieces = [
         Piece((first, second), (RowSelection.span(expert * rows, rows),) * 2, "stacked")
-        for expert in range(e.count)
+        for expert in _entries(b, e, first, second)
     ]
     shape = (e.count, 2 * e.width, *inner)
     return _bind(b, e, role, number, name, shape, f"{first.name} + {second.name}", pieces)
@@ -281,16 +276,13 @@ def _turned(
 ) -> str:
     """Bind a region that one tensor holds for all experts, its rows as columns."""
     source = f"{e.prefix}.{name}_proj"
-    _check(b, source, (e.count, columns, rows))
-    tensor = b.tensors[source]
-    if tensor.encoding.is_block:
-        raise CompileError(
-            f"{b.where}: tensor {source} is {tensor.encoding.name}, whose blocks cannot be turned"
-        )
+    tensor = b.source(source, (e.count, columns, rows))
+    if tensor.known_encoding is not None and tensor.known_encoding.is_block:
+        b.refuse(source, f" is {tensor.known_encoding.name}, whose blocks cannot be turned")
     form: Literal["columns"] = "columns"
     pieces = [
         Piece((tensor,), (RowSelection.span(expert * columns, columns),), form)
-        for expert in range(e.count)
+        for expert in _entries(b, e, tensor)
     ]
     return _bind(b, e, role, number, name, (e.count, rows, columns), source, pieces)
 
@@ -301,27 +293,25 @@ def _blocks_and_scales(
     """Bind a region of MXFP4 numbers, whose values and scales are two tensors."""
     values, scales = f"{e.prefix}.{name}_proj_blocks", f"{e.prefix}.{name}_proj_scales"
     if columns % _MX_BLOCK:
-        raise CompileError(
-            f"{b.where}: tensor {values}: {columns} columns are no whole blocks of {_MX_BLOCK}"
-        )
+        b.refuse(values, f": {columns} columns are no whole blocks of {_MX_BLOCK}")
     blocks = columns // _MX_BLOCK
-    _check(b, values, (e.count, rows, blocks, _MX_BLOCK // 2))
-    _check(b, scales, (e.count, rows, blocks))
-    for source in (values, scales):
-        if b.tensors[source].dtype != "U8":
-            raise CompileError(
-                f"{b.where}: tensor {source} is {b.tensors[source].dtype}, expected U8"
-            )
+    pair = (
+        b.source(values, (e.count, rows, blocks, _MX_BLOCK // 2)),
+        b.source(scales, (e.count, rows, blocks)),
+    )
+    for tensor in pair:
+        if b.sound(tensor) and tensor.dtype != "U8":
+            b.refuse(tensor.name, f" is {tensor.dtype}, expected U8")
     pieces = [
         Piece(
-            (b.tensors[values], b.tensors[scales]),
+            pair,
             (
                 RowSelection.span(expert * rows * blocks, rows * blocks),
                 RowSelection.span(expert * rows, rows),
             ),
             "values_and_scales",
         )
-        for expert in range(e.count)
+        for expert in _entries(b, e, *pair)
     ]
     source = f"{values} + {scales}"
     return _bind(b, e, role, number, name, (e.count, rows, columns), source, pieces)

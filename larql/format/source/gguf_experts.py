@@ -42,7 +42,9 @@ GGUF_EXPERTS = ("ffn_gate_exps", "ffn_up_exps", "ffn_down_exps")
 """Gate, up and down of all experts of a layer."""
 _FUSED = "ffn_gate_up_exps"
 _SCORES = {1: "softmax", 2: "sigmoid"}
-_KEYS = GroupKeys(("expert_used_count",), ("expert_group_count",), ("expert_group_used_count",))
+_KEYS = GroupKeys(
+    "expert_count", "expert_used_count", "expert_group_count", "expert_group_used_count"
+)
 _CORRECTION = "blk.{i}.exp_probs_b.bias"
 
 
@@ -87,13 +89,7 @@ class GgufExperts:
     groups: ExpertGroups | None
 
     def ffn(self, b: Builder, i: int, decoder: Decoder) -> Mixer:
-        """Describe the FFN of a decoder's layer, which routes or does not.
-
-        Raises
-        ------
-        CompileError
-            If a tensor is missing or has another shape.
-        """
+        """Describe the FFN of a decoder's layer, which routes or does not."""
         if not self.routes(b, i):
             return decoder.gated(b, i)
         return self.routed_ffn(b, i, decoder.basics.hidden, decoder.activation)
@@ -165,17 +161,12 @@ def expert_counts(b: Builder, width: int) -> ExpertCounts:
     b : Builder
     width : int
         Of an expert, where no key states it.
-
-    Raises
-    ------
-    CompileError
-        Naming the key, if a number is missing or does not fit.
     """
     config: ConfigReader = b.config
     b.naming = Naming({**b.naming.parts, **_PARTS})
     count, top = config.count("expert_count"), config.count("expert_used_count")
     if top > count:
-        raise config.failure("expert_used_count", f"is {top}, of {count} experts")
+        config.refuse("expert_used_count", f"is {top}, of {count} experts", "expert_count")
     return ExpertCounts(count, top, config.count("expert_feed_forward_length", width))
 
 
@@ -224,11 +215,6 @@ def gguf_experts(
     eps : float
     grouped : bool
         Whether experts may be chosen by groups.
-
-    Raises
-    ------
-    CompileError
-        Naming the key, if a number is missing or does not fit.
     """
     config: ConfigReader = b.config
     counts = expert_counts(b, width)
@@ -241,7 +227,7 @@ def gguf_experts(
     number = config.count("expert_gating_func", score, least=0) or score
     if number not in _SCORES:
         known = ", ".join(f"{n}: {name}" for n, name in _SCORES.items())
-        raise config.failure(
+        config.refuse(
             "expert_gating_func", f"is {number}, which this build does not know ({known})"
         )
     unscaled = config.states("expert_weights_scale", 0.0)
@@ -264,7 +250,7 @@ def _shared_width(b: Builder, n: ExpertCounts) -> int:
     count = config.count("expert_shared_count", 0, least=0)
     width = config.count("expert_shared_feed_forward_length", count * n.width, least=0)
     if count and width != count * n.width:
-        raise config.contradiction(
+        config.contradiction(
             "expert_shared_feed_forward_length", "expert_shared_count", width, count
         )
     return width

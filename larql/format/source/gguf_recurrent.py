@@ -49,9 +49,14 @@ def recurrent_keys(config: ConfigReader) -> RecurrentKeys:
     heads, inner = config.count("ssm.time_step_rank"), config.count("ssm.inner_size")
     groups = config.count("ssm.group_count")
     if inner % heads:
-        raise config.failure("ssm.inner_size", f"is {inner}, no multiple of {heads} heads")
+        config.refuse(
+            "ssm.inner_size", f"is {inner}, no multiple of {heads} heads", "ssm.time_step_rank"
+        )
     if heads % groups:
-        raise config.failure("ssm.group_count", f"is {groups}, which {heads} heads cannot share")
+        config.refuse(
+            "ssm.group_count", f"is {groups}, which {heads} heads cannot share",
+            "ssm.time_step_rank",
+        )  # fmt: skip
     return RecurrentKeys(
         taps=config.count("ssm.conv_kernel"),
         state=config.count("ssm.state_size"),
@@ -81,5 +86,5 @@ def one_count(config: ConfigReader, key: str, counts: tuple[int, ...], default: 
     """
     stated = sorted(set(counts) - {0})
     if len(stated) > 1:
-        raise config.failure(key, f"is {stated} on layers, expected one number, or 0")
+        config.refuse(key, f"is {stated} on layers, expected one number, or 0")
     return stated[0] if stated else default

@@ -34,11 +34,12 @@ LEAST_SUM = 1e-20
 
 @dataclass(frozen=True)
 class GroupKeys:
-    """Names by which the chosen experts, the groups and the groups kept may go."""
+    """Keys of the experts, the chosen ones, the groups and the groups kept."""
 
-    top: tuple[str, ...] = ("num_experts_per_tok", "num_experts_per_token")
-    groups: tuple[str, ...] = ("n_group", "num_expert_group")
-    kept: tuple[str, ...] = ("topk_group",)
+    experts: str = "num_experts"
+    top: str = "num_experts_per_tok"
+    groups: str = "n_group"
+    kept: str = "topk_group"
 
 
 _USUAL = GroupKeys()
@@ -69,36 +70,31 @@ def expert_groups(
 ) -> ExpertGroups | None:
     """Judge the groups that experts are chosen from; None where all are in one.
 
-    Raises
-    ------
-    CompileError
-        Naming the key, if there are not as many groups or experts as are to be chosen, or if groups
-        have too few experts for the two best scores that rank them.
+    Refused are fewer groups or experts than are to be chosen, and groups with too few experts for
+    the two best scores that rank them.
     """
     if top > experts:
-        raise config.failure(_stated(config, keys.top), f"is {top}, of {experts} experts")
+        config.refuse(keys.top, f"is {top}, of {experts} experts", keys.experts)
     if groups == 1:
         return None
     least = 2 if score == "top2_sum" else 1
     if experts % groups or experts < least * groups:
-        raise config.failure(
-            _stated(config, keys.groups),
+        config.refuse(
+            keys.groups,
             f"is {groups}, but {experts} experts do not make so many equal groups of at least "
             f"{least}",
+            keys.experts,
         )
     if kept > groups:
-        raise config.failure(_stated(config, keys.kept), f"is {kept}, of {groups} groups")
+        config.refuse(keys.kept, f"is {kept}, of {groups} groups", keys.groups)
     within = experts // groups * kept
     if top > within:
-        raise config.failure(
-            _stated(config, keys.top), f"is {top}, of {within} experts in the {kept} groups kept"
+        config.refuse(
+            keys.top,
+            f"is {top}, of {within} experts in the {kept} groups kept",
+            *(keys.experts, keys.groups, keys.kept),
         )
     return ExpertGroups(groups, kept, score)
-
-
-def _stated(config: ConfigReader, keys: tuple[str, ...]) -> str:
-    """Return the name by which a number goes that has several."""
-    return next((key for key in keys if config.has(key)), keys[0])
 
 
 def grouped_ffn(

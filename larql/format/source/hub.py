@@ -11,22 +11,16 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from larql.errors import FetchError, SourceError
+from larql.format.artifact import Artifact
 from larql.format.cache import sha256_of
-from larql.format.names import check_relative_name
+from larql.format.index import INDEX_NAME as ARTIFACT_INDEX
 from larql.format.progress import Progress
-from larql.format.source.hub_client import (
-    UnreachableError,
-    bar_class,
-    check_space,
-    endpoint,
-    explained,
-    is_offline,
-    quiet_hub,
-)
+from larql.format.source.hub_artifact import artifact_files, artifact_in
+from larql.format.source.hub_client import UnreachableError, is_offline, quiet_hub
+from larql.format.source.hub_files import Remote, download, list_files
 from larql.format.source.hub_name import HubName
 from larql.format.source.modelfiles import (
     INDEX_NAME,
@@ -40,26 +34,9 @@ from larql.format.source.modelfiles import (
     side_files,
 )
 
-__all__ = [
-    "CONTAINER",
-    "Remote",
-    "choose_files",
-    "download",
-    "fetch_cached",
-    "fetch_hub",
-    "list_files",
-]
+__all__ = ["choose_files", "fetch_cached", "fetch_hub"]
 
-CONTAINER = ("index.json", "system_graph.json")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
-
-
-@dataclass(frozen=True)
-class Remote:
-    """A file of a repository, as the hub lists it: size in bytes, and sha256 if it is large."""
-
-    size: int
-    sha256: str | None
 
 
 def fetch_hub(name: HubName, *, progress: Progress, refresh: bool) -> Fetched:
@@ -100,32 +77,16 @@ def fetch_hub(name: HubName, *, progress: Progress, refresh: bool) -> Fetched:
         return _from_hub(name, commit, listing, progress)
 
 
-def list_files(name: HubName) -> tuple[str, dict[str, Remote]]:
-    """Return the commit that the revision stands for, and its files."""
-    from huggingface_hub import HfApi
-    from huggingface_hub.hf_api import RepoFile
-
-    from larql import __version__
-
-    api = HfApi(endpoint=endpoint(), library_name="larql", library_version=__version__)
-    with explained(name.repo, name.revision):
-        commit = api.model_info(name.repo, revision=name.revision).sha
-        if commit is None:
-            raise FetchError(f"hf://{name.repo}: {endpoint()} names no commit; is it a hub?")
-        files = api.list_repo_tree(name.repo, recursive=True, revision=commit)
-        listing = {
-            file.path: Remote(file.size, file.lfs.sha256 if file.lfs else None)
-            for file in files
-            if isinstance(file, RepoFile)
-        }
-    for path in listing:
-        check_relative_name(path, f"hf://{name.repo}", FetchError)
-    return commit, listing
-
-
 def _from_hub(
     name: HubName, commit: str, listing: Mapping[str, Remote], progress: Progress
 ) -> Fetched:
+    artifact = artifact_in(
+        name, listing, lambda: download(name, commit, [ARTIFACT_INDEX], listing, progress)
+    )
+    if artifact is not None:
+        files = artifact_files(name, listing, artifact)
+        root = download(name, commit, files, listing, progress)
+        return _checked_artifact(root, artifact, files, (), progress)
     indexed: list[str] = []
     if name.file is None and INDEX_NAME in listing:
         # Which safetensors files make the model is only known from the index.
@@ -134,6 +95,18 @@ def _from_hub(
     weights, others = choose_files(name, listing, indexed)
     root = download(name, commit, [*others, *weights], listing, progress)
     return _checked(root, weights, others, listing, (), progress)
+
+
+def _checked_artifact(
+    root: Path,
+    artifact: Artifact,
+    files: Sequence[str],
+    notes: tuple[str, ...],
+    progress: Progress,
+) -> Fetched:
+    sums = {file: entry.sha256 for file, entry in artifact.files.items()}
+    _check_sums(root, sums, ARTIFACT_INDEX, progress)
+    return Fetched(root, root.name, sums, tuple(sorted(files)), notes)
 
 
 def fetch_cached(name: HubName, reason: str, progress: Progress) -> Fetched:
@@ -156,13 +129,23 @@ def fetch_cached(name: HubName, reason: str, progress: Progress) -> Fetched:
         for file in sorted(root.rglob("*"))
         if file.is_file()
     }
+    note = f"{reason}; using the cached commit {root.name}"
+    artifact = artifact_in(name, listing, lambda: root)
+    if artifact is not None:
+        for file in artifact.files:
+            if file not in listing:
+                raise FetchError(
+                    f"{reason}, and {file} of it is not in the hub's cache; fetch it with a "
+                    "connection first"
+                )
+        files = artifact_files(name, listing, artifact)
+        return _checked_artifact(root, artifact, files, (note,), progress)
     indexed = (
         indexed_safetensors(root / INDEX_NAME, listing, FetchError)
         if not name.file and INDEX_NAME in listing
         else []
     )
     weights, others = choose_files(name, listing, indexed)
-    note = f"{reason}; using the cached commit {root.name}"
     return _checked(root, weights, others, listing, (note,), progress)
 
 
@@ -180,11 +163,17 @@ def _checked(
         # Somebody has fetched a GGUF file of this repository too: the directory is ambiguous.
         path = root / weights[0]
     base = path.parent if path != root else root
-    sums: dict[str, str] = {}
-    for name in (*weights, *others):
-        expected = listing[name].sha256
-        if expected is None:
-            continue
+    names = (*weights, *others)
+    told = {file: digest for file in names if (digest := listing[file].sha256) is not None}
+    _check_sums(root, told, "the hub", progress)
+    sums = {os.path.relpath(root / file, base): digest for file, digest in told.items()}
+    files = tuple(sorted(os.path.relpath(root / file, base) for file in names))
+    return Fetched(path, root.name, sums, files, notes)
+
+
+def _check_sums(root: Path, sums: Mapping[str, str], who: str, progress: Progress) -> None:
+    """Refuse files whose bytes are not those that ``who`` vouches for."""
+    for name, expected in sums.items():
         file = root / name
         try:
             found = sha256_of(file, progress)
@@ -192,12 +181,9 @@ def _checked(
             raise FetchError(str(error)) from None
         if found != expected:
             raise FetchError(
-                f"{file.resolve()}: sha256 is {found}, the hub says {expected} for {name}; delete "
+                f"{file.resolve()}: sha256 is {found}, {who} says {expected} for {name}; delete "
                 "this file and run the command again"
             )
-        sums[os.path.relpath(file, base)] = found
-    files = tuple(sorted(os.path.relpath(root / name, base) for name in (*weights, *others)))
-    return Fetched(path, root.name, sums, files, notes)
 
 
 def choose_files(
@@ -213,9 +199,6 @@ def choose_files(
         if not chosen:
             raise FetchError(f"{label}: holds no file {name.file!r}{_offer(label, sets)}")
         weights = list(chosen[0].files)
-    elif all(file in listing for file in CONTAINER):
-        everything = [path for path in listing if not path.startswith(".")]
-        return ["index.json"], [path for path in everything if path != "index.json"]
     elif indexed:
         weights = list(indexed)
     elif found := safetensors_of(listing, label, FetchError):
@@ -236,57 +219,6 @@ def choose_files(
 def _offer(label: str, sets: Sequence[GgufSet]) -> str:
     names = ", ".join(f"{label}/{model.files[0]}" for model in sets)
     return f"; name one: {names}" if names else "; it holds no GGUF file"
-
-
-def download(
-    name: HubName,
-    commit: str,
-    files: Sequence[str],
-    listing: Mapping[str, Remote],
-    progress: Progress,
-) -> Path:
-    """Fetch the files that are not cached yet; return the root of the snapshot.
-
-    Raises
-    ------
-    FetchError
-        If one of them cannot be had.
-    """
-    from huggingface_hub import hf_hub_download, try_to_load_from_cache
-
-    from larql import __version__
-
-    missing = sum(
-        listing[file].size
-        for file in files
-        if not isinstance(try_to_load_from_cache(name.repo, file, revision=commit), str)
-    )
-    check_space(name.repo, missing)
-    bar = bar_class(progress)
-    root: Path | None = None
-    progress.start(f"Fetching {name.repo}", missing)
-    try:
-        for file in files:
-            # The branch is asked for once, which records in the hub's cache what it stands for.
-            revision = name.revision if root is None else commit
-            with explained(name.repo, name.revision):
-                local = hf_hub_download(
-                    name.repo,
-                    file,
-                    revision=revision,
-                    endpoint=endpoint(),
-                    library_name="larql",
-                    library_version=__version__,
-                    tqdm_class=bar,
-                )
-            root = Path(local).parents[file.count("/")]
-            if root.name != commit:
-                raise FetchError(f"hf://{name.repo}: has just been changed; run the command again")
-    finally:
-        progress.finish()
-    if root is None:
-        raise FetchError(f"hf://{name.repo}: nothing to fetch")
-    return root
 
 
 def _blob_sha256(file: Path) -> str | None:

@@ -142,6 +142,11 @@ def explained(repo: str, revision: str | None) -> Iterator[None]:
         raise
     except (transport, OSError, ValueError) as error:
         raise _explain(repo, revision, error) from error
+    except RuntimeError as error:
+        # What goes wrong with one file of an upload is the cause of one of these.
+        if not isinstance(error.__cause__, (transport, OSError, ValueError)):
+            raise
+        raise _explain(repo, revision, error.__cause__) from error
 
 
 def _explain(repo: str, revision: str | None, error: Exception) -> FetchError:
@@ -163,8 +168,11 @@ def _explain(repo: str, revision: str | None, error: Exception) -> FetchError:
         status = error.response.status_code
         if status in (401, 403):
             return FetchError(
-                f"{label}: {hub} refuses access ({status}); check HF_TOKEN and the model's terms"
+                f"{label}: {hub} refuses access ({status}); check HF_TOKEN, what it may do, and "
+                "the model's terms"
             )
+        if status == 412:
+            return FetchError(f"{label}: has just been changed; run the command again")
         if status == 429 or status >= 500:
             return UnreachableError(f"{label}: {hub} answers {status}; try again later")
         return FetchError(f"{label}: {hub} answers {status}; is it a hub?")

@@ -10,23 +10,20 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from larql.errors import FetchError, SourceError
+from larql.format.index import INDEX_NAME as ARTIFACT_INDEX
 from larql.format.progress import Progress
 from larql.format.safetensors_header import MAX_HEADER_BYTES
 from larql.format.source.gguf_header import read_gguf_header
-from larql.format.source.hub import (
-    CONTAINER,
-    Remote,
-    choose_files,
-    download,
-    fetch_cached,
-    list_files,
-)
+from larql.format.source.hub import choose_files, fetch_cached
+from larql.format.source.hub_artifact import artifact_in
 from larql.format.source.hub_client import UnreachableError, endpoint, explained, quiet_hub
 from larql.format.source.hub_client import is_offline as hub_is_offline
+from larql.format.source.hub_files import Remote, download, list_files
 from larql.format.source.hub_name import HubName
 from larql.format.source.modelfiles import INDEX_NAME, indexed_safetensors, is_gguf, is_licence
 
@@ -101,18 +98,18 @@ def hub_headers(name: HubName, progress: Progress) -> Iterator[RemoteHeaders]:
 def _from_hub(
     name: HubName, commit: str, listing: dict[str, Remote], place: Path, progress: Progress
 ) -> RemoteHeaders:
+    fetch = partial(download, name, commit, listing=listing, progress=progress)
+    if artifact_in(name, listing, lambda: fetch([ARTIFACT_INDEX])) is not None:
+        raise FetchError(f"hf://{name.repo}: holds a container already; describe it by larql show")
     indexed: list[str] = []
     if name.file is None and INDEX_NAME in listing:
-        root = download(name, commit, [INDEX_NAME], listing, progress)
-        indexed = indexed_safetensors(root / INDEX_NAME, listing, FetchError)
+        indexed = indexed_safetensors(fetch([INDEX_NAME]) / INDEX_NAME, listing, FetchError)
     weights, others = choose_files(name, listing, indexed)
-    if weights[0] in CONTAINER:
-        raise FetchError(f"hf://{name.repo}: holds a container already; describe it by larql show")
     wanted = [
         file for file in others if not file.endswith(_UNNEEDED) and not is_licence(Path(file).name)
     ]
     if wanted:
-        root = download(name, commit, wanted, listing, progress)
+        root = fetch(wanted)
         for file in wanted:
             target = place / file
             target.parent.mkdir(parents=True, exist_ok=True)

@@ -94,7 +94,8 @@ def gguf_latent_geometry(b: Builder, heads: int) -> tuple[LatentGeometry, bool]:
         # Files of hybrids leave a default here, which nothing reads.
         config.irrelevant("attention.value_length")
     if key <= rope:
-        raise config.contradiction(whole, "rope.dimension_count", key, rope)
+        config.contradiction(whole, "rope.dimension_count", key, rope)
+        key = rope + 1
     q_rank = config.optional_count("attention.q_lora_rank")
     return LatentGeometry(heads, key - rope, rope, value, latent, q_rank), apart
 

@@ -8,12 +8,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from larql.errors import ContainerError, SourceError, UsageError
+from larql.errors import SourceError, UsageError
+from larql.format.index import INDEX_NAME
 from larql.format.progress import Progress, SilentProgress
+from larql.format.source.modelfiles import holds_weights
 
 __all__ = ["Located", "locate"]
-
-_WEIGHTS = (".safetensors", ".safetensors.index.json", ".gguf")
 
 
 @dataclass(frozen=True)
@@ -130,22 +130,14 @@ def _kind_of(path: Path, name: str) -> Literal["container", "checkpoint"]:
 
 def _kind_of_directory(path: Path) -> Literal["container", "checkpoint"]:
     names = [entry.name for entry in path.iterdir() if not entry.name.startswith(".")]
-    problem = "no index.json"
-    if "index.json" in names:
-        from larql.format.generation import supported_text
-        from larql.format.index import load_json
+    problem: str | None = "no index.json"
+    if INDEX_NAME in names:
+        from larql.format.artifact import foreign_index
 
-        try:
-            document = load_json(path / "index.json")
-        except ContainerError as error:
-            problem = str(error)
-        else:
-            version = document.get("version")
-            if type(version) is int:
-                return "container"
-            what = f"version is {version!r}" if "version" in document else "version is not stated"
-            problem = f"an index.json whose {what}, not an integer of {supported_text()}"
-    if any(name.endswith(_WEIGHTS) for name in names):
+        problem = foreign_index(path / INDEX_NAME)
+        if problem is None:
+            return "container"
+    if holds_weights(names):
         return "checkpoint"
     raise SourceError(
         f"{path}: is no model: found {problem} and no .safetensors or .gguf file; expected a "
@@ -159,7 +151,7 @@ def _kind_of_file(path: Path) -> Literal["container", "checkpoint"]:
     with path.open("rb") as file:
         if file.read(4) == b"GGUF":
             return "checkpoint"
-    if path.name == "index.json":
+    if path.name == INDEX_NAME:
         raise SourceError(f"{path}: is a file of a model; name the directory {path.parent}")
     raise SourceError(f"{path}: is no model; expected a .gguf or .safetensors file, or a directory")
 

@@ -23,17 +23,21 @@ __all__ = [
     "Fetched",
     "GgufSet",
     "gguf_sets",
+    "holds_weights",
     "indexed_safetensors",
+    "is_about",
     "is_gguf",
     "is_licence",
     "is_safetensors",
     "safetensors_of",
     "side_files",
+    "terms_and_description",
 ]
 
 INDEX_NAME = "model.safetensors.index.json"
 
 _MAX_INDEX_BYTES = 64 << 20
+_WEIGHTS = (".safetensors", ".safetensors.index.json", ".gguf")
 _LICENCE = re.compile(r"(?i)(licen[cs]e|copying|notice|use[_-]?policy).*|.*terms.*")
 _CODE = re.compile(r"(?i).*\.(py|pyc|pyi|so|c|h)")
 _ABOUT = re.compile(r"(?i)readme\.md")
@@ -96,10 +100,25 @@ def is_safetensors(name: str) -> bool:
     return name.lower().endswith(".safetensors")
 
 
+def is_about(name: str) -> bool:
+    """Whether a file name is that of a page which describes a model."""
+    return _ABOUT.fullmatch(name) is not None
+
+
 def is_licence(name: str) -> bool:
     """Whether a file, by its base name, says under what terms the model may be used."""
     base = PurePosixPath(name).name
     return _LICENCE.fullmatch(base) is not None and _CODE.fullmatch(base) is None
+
+
+def holds_weights(names: Iterable[str]) -> bool:
+    """Whether a listing has, at its top, a file of a checkpoint's weights."""
+    return any("/" not in name and name.endswith(_WEIGHTS) for name in names)
+
+
+def terms_and_description(names: Iterable[str]) -> list[str]:
+    """Return the files at the top of a listing that describe a model, or state its terms."""
+    return [name for name in names if "/" not in name and (is_about(name) or is_licence(name))]
 
 
 def side_files(names: Iterable[str], weights: str) -> list[str]:

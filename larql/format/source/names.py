@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-__all__ = ["GGUF_NAMING", "Naming", "hugging_face_naming"]
+__all__ = ["GGUF_NAMING", "Naming", "common_prefix", "commonest", "hugging_face_naming"]
 
 
 @dataclass(frozen=True)
@@ -24,6 +25,35 @@ class Naming:
     def tensor(self, part: str, layer: int | None, suffix: str) -> str:
         """Return the checkpoint's name of a part's tensor."""
         return f"{self.parts[part].format(i=layer)}{suffix}"
+
+
+def commonest(names: Iterable[str], ways: Sequence[str]) -> str:
+    """Return the regular expression that is found in most names, the first where none is.
+
+    Of several ways to spell a part, it is the checkpoint's own, whichever tensor is missing.
+    """
+    counts = dict.fromkeys(ways, 0)
+    patterns = [re.compile(way) for way in ways]
+    for name in names:
+        for pattern in patterns:
+            counts[pattern.pattern] += pattern.search(name) is not None
+    return max(ways, key=lambda way: counts[way])
+
+
+def common_prefix(names: Iterable[str], known: Sequence[tuple[str, str]]) -> tuple[str, str]:
+    """Return what stands before a checkpoint's layers, and the name of its head.
+
+    Parameters
+    ----------
+    names : iterable of str
+        All tensors; which prefix it is does not hang on any single one.
+    known : sequence of (str, str)
+        Prefixes and the names of heads that go with them, of which the first is the usual one.
+    """
+    ways = {
+        rf"^{re.escape(prefix)}(layers|embed_tokens)\.": (prefix, head) for prefix, head in known
+    }
+    return ways[commonest(names, tuple(ways))]
 
 
 def hugging_face_naming(prefix: str, head: str, parts: Mapping[str, str]) -> Naming:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Container
-
-from larql.errors import CompileError
+from collections.abc import Callable, Container
 
 __all__ = ["OptionalTensors"]
 
@@ -16,17 +14,19 @@ class OptionalTensors:
     ----------
     tensors : container of str
         Names of the checkpoint's tensors.
-    where : str
-        The checkpoint, for error texts.
+    refuse : callable
+        ``refuse(tensor, problem)``, which records what is wrong with a tensor.
     """
 
-    def __init__(self, tensors: Container[str], where: str) -> None:
+    def __init__(self, tensors: Container[str], refuse: Callable[[str, str], None]) -> None:
         self._tensors = tensors
-        self._where = where
+        self._refuse = refuse
         self._first: dict[str, tuple[int, str, bool]] = {}
 
     def holds(self, part: str, layer: int, name: str) -> bool:
         """Return whether a layer has a tensor, which all layers that ask for its part have or none.
+
+        Where this layer and one before differ, the tensor that is missing is recorded.
 
         Parameters
         ----------
@@ -35,18 +35,14 @@ class OptionalTensors:
         layer : int
         name : str
             The tensor.
-
-        Raises
-        ------
-        CompileError
-            Naming the tensor that is missing, if this layer and one before differ.
         """
         found = name in self._tensors
         first, theirs, had = self._first.setdefault(part, (layer, name, found))
         if found != had:
             missing, having = (theirs, layer) if found else (name, first)
-            raise CompileError(
-                f"{self._where}: tensor {missing} is missing, though layer {having} has one; "
-                f"all layers that can use it must, or none"
+            self._refuse(
+                missing,
+                f" is missing, though layer {having} has one; all layers that can use it must, or "
+                f"none",
             )
         return found

@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-from larql.errors import CompileError
 from larql.format.graph import Rope, RopeScaling
 from larql.format.source.config import ConfigReader
 from larql.format.source.stretching import gguf_scaling, hugging_face_scaling
@@ -14,6 +13,7 @@ from larql.format.source.stretching import gguf_scaling, hugging_face_scaling
 __all__ = ["RopeSettings", "gguf_rope", "hugging_face_rope", "hugging_face_rope_by_layer_type"]
 
 _NONE: Mapping[str, str] = {}
+_WIDTHS = ("hidden_size", "num_attention_heads", "head_dim")  # what a head's width may rest on
 
 
 @dataclass(frozen=True)
@@ -49,34 +49,34 @@ class RopeSettings:
         key : str or None
             The key that states the width, where it is none of ``widths``.
 
-        Raises
-        ------
-        CompileError
-            If no whole pairs turn, or not as many as are stretched by numbers of their own.
+        Where no whole pairs turn, or not as many as are stretched by numbers of their own, that is
+        recorded as a problem of a key.
         """
         dims = int(width * self.share)
         if dims % 2 or dims == 0:
             widths = self.widths if key is None else (key,)
-            raise self._failure(
+            self._refuse(
                 widths if self.share == 1.0 else ("partial_rotary_factor", *widths),
                 f"leaves {dims} of a head's {width} numbers to turn, expected an even count",
             )
+            dims = 2
         if self.scaling is not None:
             lists = (self.scaling.divisors, self.scaling.long_divisors)
             for name, found in zip(("short_factor", "long_factor"), lists, strict=True):
                 if found is not None and len(found) != dims // 2:
-                    raise self._failure(
+                    self._refuse(
                         (name,), f"has {len(found)} entries, expected {dims // 2}, one for a pair"
                     )
         return Rope(layout=layout, dims=dims, theta=self.theta, scaling=self.scaling)
 
-    def _failure(self, keys: tuple[str, ...], problem: str) -> CompileError:
-        """Return the error for the first of some keys that is stated, or the last of them."""
+    def _refuse(self, keys: tuple[str, ...], problem: str) -> None:
+        """Refuse the first of some keys that is stated, or the last of them."""
         for key in keys:
             for place in self.places:
                 if place.has(key):
-                    return place.failure(key, problem)
-        return self.places[0].failure(keys[-1], problem)
+                    place.refuse(key, problem, *_WIDTHS)
+                    return
+        self.places[0].refuse(keys[-1], problem, *_WIDTHS)
 
 
 def hugging_face_rope(
@@ -106,14 +106,15 @@ def hugging_face_rope(
     """
     share = None if default_share is None else _stated_once(config, "partial_rotary_factor")
     if share is not None and share > 1.0:
-        raise config.failure("partial_rotary_factor", f"is {share!r}, expected at most 1")
+        config.refuse("partial_rotary_factor", f"is {share!r}, expected at most 1")
+        share = None
     theta = _stated_once(config, "rope_theta")
     scaling = hugging_face_scaling(config.child("rope_scaling"), config, aliases)
     parameters = config.child("rope_parameters")
     if parameters is not None:
         inner_scaling = hugging_face_scaling(parameters, config, aliases)
         if config.has("rope_scaling") and scaling != inner_scaling:
-            raise config.contradiction(
+            config.contradiction(
                 "rope_scaling", "rope_parameters", _in_words(scaling), _in_words(inner_scaling)
             )
         scaling = inner_scaling
@@ -139,7 +140,7 @@ def _stated_once(config: ConfigReader, key: str) -> float | None:
     for place, value in found.items():
         first, stated = next(iter(found.items()))
         if value != stated:
-            raise config.contradiction(first, place, stated, value)
+            config.contradiction(first, place, stated, value)
     return next(iter(found.values()), None)
 
 
@@ -154,7 +155,9 @@ def hugging_face_rope_by_layer_type(
     for layer_type in layer_types:
         reader = parameters.child(layer_type)
         if reader is None:
-            raise config.failure("rope_parameters", f"says nothing of layer type {layer_type!r}")
+            config.refuse("rope_parameters", f"says nothing of layer type {layer_type!r}")
+            settings[layer_type] = RopeSettings(1.0, None, (config,))
+            continue
         scaling = hugging_face_scaling(reader, config)
         theta = reader.number("rope_theta")
         settings[layer_type] = RopeSettings(theta, scaling, (config, reader))

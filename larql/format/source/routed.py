@@ -49,48 +49,21 @@ def router_keys(config: ConfigReader) -> None:
 
 
 def expert_count(config: ConfigReader, default: int) -> int:
-    """Take the number of a layer's experts, which goes by several names.
-
-    Raises
-    ------
-    CompileError
-        If two of them contradict each other.
-    """
-    found: dict[str, int] = {}
-    for key in ("num_experts", "num_local_experts", "n_routed_experts"):
-        value = config.optional_count(key)
-        if value is not None:
-            found[key] = value
-    keys = list(found)
-    for key in keys[1:]:
-        if found[key] != found[keys[0]]:
-            raise config.contradiction(keys[0], key, found[keys[0]], found[key])
-    return found[keys[0]] if keys else default
+    """Take the number of a layer's experts."""
+    return config.optional_count("num_experts") or default
 
 
 def renormalises(config: ConfigReader, default: bool) -> bool:
-    """Take whether weights are divided by their sum.
-
-    Raises
-    ------
-    CompileError
-        If it is null, which may mean false or nothing said.
-    """
+    """Take whether weights are divided by their sum; null may mean false or nothing said."""
     config.refuse_null("norm_topk_prob", "expected true or false, or no key")
     return config.flag("norm_topk_prob", default)
 
 
 def top_of(config: ConfigReader, experts: int, default: int) -> int:
-    """Take how many experts a position passes through.
-
-    Raises
-    ------
-    CompileError
-        If there are not so many.
-    """
+    """Take how many experts a position passes through, of which there must be so many."""
     top = config.count("num_experts_per_tok", default)
     if top > experts:
-        raise config.failure("num_experts_per_tok", f"is {top}, of {experts} experts")
+        config.refuse("num_experts_per_tok", f"is {top}, of {experts} experts", "num_experts")
     return top
 
 
@@ -165,15 +138,9 @@ def decoder(
 
 
 def layer_list(config: ConfigReader, key: str, layers: int) -> tuple[int, ...]:
-    """Take an array of layer numbers, empty where the key is absent.
-
-    Raises
-    ------
-    CompileError
-        If an entry is no layer.
-    """
+    """Take an array of layer numbers, empty where the key is absent."""
     found = config.counts(key) or ()
     for number in found:
         if number >= layers:
-            raise config.failure(key, f"names layer {number} of {layers}")
+            config.refuse(key, f"names layer {number} of {layers}", "num_hidden_layers")
     return found

@@ -46,7 +46,7 @@ def rope_type(reader: ConfigReader) -> str:
             reader.refuse_null(key, f"which is no rope type this build knows ({_KNOWN})")
     reader.irrelevant("rope_type", "type")
     if first is not None and second is not None and first != second:
-        raise reader.contradiction("rope_type", "type", first, second)
+        reader.contradiction("rope_type", "type", first, second)
     return first or second or "default"
 
 
@@ -98,12 +98,16 @@ def hugging_face_scaling(
         return _longrope(reader, config)
     key = "rope_type" if reader.has("rope_type") else "type"
     if kind == "dynamic":
-        raise reader.failure(
+        reader.refuse(
             key,
             f"is {stated!r}: its frequencies change with the number of positions seen, so that a "
             f"prompt would not equal its single steps; this build does not compile it ({_KNOWN})",
         )
-    raise reader.failure(key, f"is {stated!r:.60}, a rope type this build does not know ({_KNOWN})")
+    reader.refuse(key, f"is {stated!r:.60}, a rope type this build does not know ({_KNOWN})")
+    for name in ("rope_theta", "partial_rotary_factor"):
+        reader.optional_number(name)
+    reader.refuse_rest()
+    return None
 
 
 def _original_context(reader: ConfigReader, config: ConfigReader) -> int:
@@ -111,7 +115,7 @@ def _original_context(reader: ConfigReader, config: ConfigReader) -> int:
     key = "original_max_position_embeddings"
     inner, outer = reader.optional_count(key), config.optional_count(key)
     if inner is not None and outer is not None and inner != outer:
-        raise reader.failure(key, f"is {inner}, but `{key}` beside it is {outer}; they must agree")
+        reader.refuse(key, f"is {inner}, but `{key}` beside it is {outer}; they must agree")
     return inner or outer or config.count("max_position_embeddings")
 
 
@@ -141,7 +145,8 @@ def _yarn(reader: ConfigReader, config: ConfigReader) -> RopeScaling:
 def _longrope(reader: ConfigReader, config: ConfigReader) -> RopeScaling:
     original = _original_context(reader, config)
     if original < 2:
-        raise reader.failure("original_max_position_embeddings", f"is {original}, expected more")
+        reader.refuse("original_max_position_embeddings", f"is {original}, expected more")
+        original = 2
     factor = _factor(reader, config, original)
     magnitude = reader.optional_number("attention_factor")
     if magnitude is None:
@@ -169,10 +174,10 @@ def gguf_scaling(config: ConfigReader) -> RopeScaling | None:
     factor = config.optional_number("rope.scaling.factor")
     config.irrelevant("rope.scaling.finetuned")
     if old is not None and factor is not None and old != factor:
-        raise config.contradiction("rope.scaling.factor", "rope.scale_linear", factor, old)
+        config.contradiction("rope.scaling.factor", "rope.scale_linear", factor, old)
     if kind == "none":
         if factor not in (None, 1.0):
-            raise config.contradiction("rope.scaling.factor", "rope.scaling.type", factor, kind)
+            config.contradiction("rope.scaling.factor", "rope.scaling.type", factor, kind)
         return None if old is None else linear_scaling(old)
     if kind == "linear":
         config.irrelevant("rope.scaling.original_context_length")
@@ -193,10 +198,11 @@ def gguf_scaling(config: ConfigReader) -> RopeScaling | None:
             truncate=True,
             magnitude=_unless_1(magnitude),
         )
-    raise config.failure(
+    config.refuse(
         "rope.scaling.type",
         f"is {kind!r}, a rope scaling type this build does not compile here (none, linear, yarn)",
     )
+    return None
 
 
 def yarn_magnitude(factor: float, share: float) -> float:

@@ -11,10 +11,12 @@ from larql.errors import CompileError, EncodingError, SourceError, UnsupportedRe
 from larql.format.closure import check_closure
 from larql.format.graph import Component
 from larql.format.progress import Progress
+from larql.format.source.builder import Builder
 from larql.format.source.checkpoint import Checkpoint, open_checkpoint
 from larql.format.source.compiler import Compiled, Judging, compile_checkpoint
 from larql.format.source.config import ConfigReader, KeyVerdict
 from larql.format.source.extract import planned_representations
+from larql.format.source.problems import Problem, Problems
 
 __all__ = ["Headers", "Verdict", "headers_of", "judge"]
 
@@ -49,16 +51,19 @@ class Verdict:
 
     Attributes
     ----------
-    problem : str or None
-        Why not; None where it would be.
+    problems : tuple of Problem
+        Why not, all of it; empty where it would be.
     family : str or None
         The family that judged it, if one did.
     format : str or None
         ``safetensors`` or ``gguf``; None where it could not be opened.
     components : tuple of Component
-        What it computes, as far as the family came to describe it.
+        What it computes, with stand-ins for what was refused.
     keys : tuple of KeyVerdict
-        What became of each configuration key; ``blocking`` where nobody judged it.
+        What became of each configuration key, and of each that is missing.
+    assumed : str or None
+        A key whose stand-in decides which tensors there should be, so that no tensor was held
+        against the configuration.
     tensors : int
         How many tensors the checkpoint has.
     nbytes : int
@@ -71,11 +76,12 @@ class Verdict:
         What an extraction would tell.
     """
 
-    problem: str | None
+    problems: tuple[Problem, ...]
     family: str | None = None
     format: str | None = None
     components: tuple[Component, ...] = ()
     keys: tuple[KeyVerdict, ...] = ()
+    assumed: str | None = None
     tensors: int = 0
     nbytes: int = 0
     left: Mapping[str, str] | None = None
@@ -85,7 +91,7 @@ class Verdict:
     @property
     def admissible(self) -> bool:
         """Whether an extraction would be written."""
-        return self.problem is None
+        return not self.problems
 
 
 @contextmanager
@@ -142,54 +148,73 @@ def judge(path: Path) -> Verdict:
         with open_checkpoint(path) as checkpoint:
             return _judge(checkpoint)
     except (SourceError, UnsupportedRefusal) as error:
-        return Verdict(problem=str(error))
+        return Verdict((Problem("file", str(path), str(error)),))
 
 
 def _judge(checkpoint: Checkpoint) -> Verdict:
     judging = Judging(headers_only=True)
+    problems, where = judging.problems, str(checkpoint.root)
     compiled: Compiled | None = None
-    problem = None
     try:
         compiled = compile_checkpoint(checkpoint, judging)
+    except (CompileError, SourceError, EncodingError, UnsupportedRefusal) as error:
+        if not (isinstance(error, CompileError) and problems.found):
+            problems.add(Problem("file", where, str(error)))
+    if judging.builder is not None:
+        _check_encodings(judging.builder, problems)
+    if compiled is not None and not problems.found:
         stored = planned_representations(compiled, None)
         for component in compiled.graph.components:
             for defect in check_closure(component, stored):
-                raise CompileError(f"{checkpoint.root}: {defect.line()}")
-    except (CompileError, SourceError, EncodingError, UnsupportedRefusal) as error:
-        problem = str(error)
+                line = defect.line()
+                problems.add(Problem("operation", line, f"{where}: {line}"))
     components: tuple[Component, ...] = ()
     if judging.component is not None:
         components = (judging.component,)
     if compiled is not None:
         components = compiled.graph.components
     builder, reader = judging.builder, judging.reader
-    described = builder is not None and judging.component is not None
-    read = builder.bound() if builder else set()
-    left = dict(builder.left) if builder else {}
+    read, left = (set(), {}) if builder is None else (builder.asked, dict(builder.left))
+    described = judging.component is not None and problems.assumed is None
     return Verdict(
-        problem=problem,
+        problems=tuple(problems.found),
         family=None if judging.family is None else judging.family.name,
         format=checkpoint.format,
         components=components,
-        keys=() if reader is None else _keys(reader, problem, described),
+        keys=() if reader is None else _keys(reader, problems),
+        assumed=problems.assumed,
         tensors=len(checkpoint.tensors),
         nbytes=sum(tensor.nbytes for tensor in checkpoint.tensors.values()),
         left=left,
         unread=tuple(n for n in checkpoint.tensors if n not in read and n not in left)
         if described
         else (),
-        notes=compiled.notes if compiled is not None else (),
+        notes=() if builder is None else tuple(builder.notes),
     )
 
 
-def _keys(reader: ConfigReader, problem: str | None, described: bool) -> tuple[KeyVerdict, ...]:
-    """Return the verdicts; what judging did not come to is unreached, not blocking."""
-    found = reader.verdicts()
-    if described:
-        return tuple(found)
-    return tuple(
-        KeyVerdict(v.key, "unreached")
-        if v.verdict == "blocking" and f"`{v.key}`" not in (problem or "")
-        else v
-        for v in found
-    )
+def _check_encodings(builder: Builder, problems: Problems) -> None:
+    """Record every tensor that an operand needs and that this build does not decode."""
+    needed = [binding.source for binding in builder.bindings.values()]
+    needed += [
+        source
+        for bank in builder.banks.values()
+        for piece in bank.pieces
+        if piece.form != "values_and_scales"
+        for source in piece.sources
+    ]
+    for source in needed:
+        if source.known_encoding is None:
+            try:
+                _ = source.encoding
+            except UnsupportedRefusal as error:
+                problems.add(Problem("tensor", source.name, str(error)))
+
+
+def _keys(reader: ConfigReader, problems: Problems) -> tuple[KeyVerdict, ...]:
+    """Return the verdicts on keys that are there, and on those that are missing or unheard of."""
+    found = {verdict.key: verdict for verdict in reader.verdicts()}
+    for problem in problems.found:
+        if problem.kind == "key":
+            found[problem.name] = KeyVerdict(problem.name, "blocking")
+    return tuple(found.values())

@@ -1,4 +1,4 @@
-"""A bank's operands by their part in it, and which of its experts are here."""
+"""A bank's operands by their part in it, which of its experts are here, and what they give."""
 
 from __future__ import annotations
 
@@ -7,9 +7,11 @@ from collections.abc import Mapping
 import numpy as np
 import numpy.typing as npt
 
-from larql.errors import Refusal
+from larql.errors import BindingDefect, Refusal
 from larql.format.graph import ExpertBank
+from larql.runtime.backends.unsound import holds_finite, sound_rows
 from larql.runtime.operands import StoredBank
+from larql.runtime.routes import Array, Dispatch, Done, Refused, Wanted
 
 __all__ = ["BoundBank"]
 
@@ -57,6 +59,40 @@ class BoundBank:
             (place, self._problem(expert))
             for place, expert in enumerate(chosen)
             if expert not in self._here
+        )
+
+    def held(self, wanted: Wanted, done: Done) -> Dispatch:
+        """Refuse the experts whose outputs are not finite, or no float32 can hold."""
+        sound = sound_rows(done.rows)[done.places]
+        if sound.all():
+            return done
+        return Refused(
+            tuple(
+                (place, self._unsound(int(wanted.experts[place]), self._input(wanted, place)))
+                for place in np.flatnonzero(~sound).tolist()
+            )
+        )
+
+    def _input(self, wanted: Wanted, place: int) -> Array:
+        row: Array = wanted.inputs[wanted.positions[place]]
+        return row
+
+    def _unsound(self, expert: int, read: Array) -> BindingDefect:
+        """Return the refusal of an output, naming the first thing that can be blamed."""
+        blamed, cause = self.down, "its weights are finite, so a product overflows"
+        if not np.isfinite(read).all():
+            cause = "its input (expert_input) is not finite"
+        else:
+            for operand in self._operands:
+                if not holds_finite(operand.entry(expert)):
+                    blamed, cause = operand, f"{operand.name} holds numbers that are not finite"
+                    break
+        at = blamed.place.at(expert)
+        segment = "" if at.segment is None else f", segment {at.segment}"
+        return BindingDefect(
+            f"layer {at.layer}: entry {expert} of bank {at.bank} ({at.role}{segment}) gives an "
+            f"output (expert_outputs) that is not finite: {cause}",
+            at,
         )
 
     def _problem(self, expert: int) -> Refusal:

@@ -12,17 +12,26 @@ import json
 import math
 from collections import Counter
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from larql.errors import CheckFailed, OutputError, RecordError
-from larql.format.atomic import explain_os_error
+from larql.errors import CheckFailed, OutputError, RecordError, refusal_of
+from larql.format.atomic import explain_os_error, set_aside
 from larql.runtime.observe.events import CarrierWrite, Event, InterventionFired, PositionDone
 from larql.runtime.observe.lines import encode_line, events_of, line_of, writes_line
 from larql.runtime.observe.soundness import check_event, check_header
 
-__all__ = ["SCHEMA", "VERSION", "Receipt", "RecordReader", "RecordWriter", "create_record"]
+__all__ = [
+    "SCHEMA",
+    "VERSION",
+    "Receipt",
+    "RecordReader",
+    "RecordWriter",
+    "create_record",
+    "write_record",
+]
 
 SCHEMA = "larql.run-record"
 VERSION = 2
@@ -45,6 +54,29 @@ def create_record(path: Path, *, force: bool) -> BinaryIO:
         ) from None
     except OSError as error:
         raise explain_os_error(error, path) from None
+
+
+@contextmanager
+def write_record(path: Path, *, force: bool) -> Iterator[BinaryIO]:
+    """Open a file for a record, and have a run that is refused leave what stood there before.
+
+    A run that something else ends leaves its record, as far as it goes.
+
+    Raises
+    ------
+    OutputError
+        As :func:`create_record`.
+    """
+    with set_aside(path) if force else nullcontext(lambda: None) as put_back:
+        stream = create_record(path, force=force)
+        try:
+            with stream:
+                yield stream
+        except BaseException as error:
+            if refusal_of(error) is not None and path.is_file():
+                path.unlink()
+                put_back()
+            raise
 
 
 @dataclass(frozen=True)

@@ -27,6 +27,8 @@ class WalkOptions:
         Search what is here, and tell what was dropped.
     threads : int or None
     component : str
+    profile : str or None
+        Which selects among representations; None: as for a run.
     """
 
     top: int = 10
@@ -35,6 +37,7 @@ class WalkOptions:
     partial: bool = False
     threads: int | None = None
     component: str = "target"
+    profile: str | None = None
 
 
 @dataclass(frozen=True)
@@ -87,6 +90,8 @@ class Walk:
     Attributes
     ----------
     query : Query
+    profile : str or None
+        None: the container's document as it stands.
     banks : tuple of BankFeatures
     dropped : tuple of Diagnosis
         Why banks, or parts of them, were not searched.
@@ -98,6 +103,7 @@ class Walk:
     """
 
     query: Query
+    profile: str | None
     banks: tuple[BankFeatures, ...]
     dropped: tuple[Diagnosis, ...]
     authority: Authority

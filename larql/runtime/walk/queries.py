@@ -166,7 +166,11 @@ class _Carriers:
 
 
 def residual_query(
-    container: Container, component: str, threads: int | None, tokens: Sequence[int]
+    container: Container,
+    component: str,
+    threads: int | None,
+    profile: str | None,
+    tokens: Sequence[int],
 ) -> Query:
     """Run tokens and return the carrier before each block, at the last of them.
 
@@ -175,7 +179,7 @@ def residual_query(
     LarqlError
         As a run does: the whole component has to be here.
     """
-    run = open_run(container, RunOptions(component=component, threads=threads))
+    run = open_run(container, RunOptions(component=component, threads=threads, profile=profile))
     observer = _Carriers()
     Session(run.prepared, len(tokens), observer=observer).advance(tokens)
     consumed = tuple(contract.name for contract in run.prepared.plan.contracts())

@@ -23,7 +23,7 @@ from larql.format.graph import Component
 from larql.format.moe.authority import Authority, fold
 from larql.format.moe.capability import sound_manifest, walk_of
 from larql.format.moe.findings import Diagnosis, Operation
-from larql.format.moe.profiles import select
+from larql.format.moe.profiles import Selection, select
 from larql.runtime.backends.registry import production_arithmetic
 from larql.runtime.operands import OperandStore, StoredOperand
 from larql.runtime.walk.answer import BankFeatures, Feature, Walk, WalkOptions
@@ -77,15 +77,20 @@ def walk(
     Raises
     ------
     UsageError
-        If the query does not fit, or no layer of the range has a bank.
+        If the query does not fit, no layer of the range has a bank, or there is no such profile.
     Refusal
         If a bank that was asked for cannot be searched; with ``partial``, if none can.
     """
+    selection = _selection(container, options.profile)  # refused before the kernels are loaded
     arithmetic = production_arithmetic(options.threads)
-    store = OperandStore(container, select(container.index, None, str(container.path)))
+    store = OperandStore(container, selection)
     component, targets = _targets(container, options)
     found = walk_of(
-        container, None if component is None else component.id, options.partial, options.layers
+        container,
+        selection,
+        None if component is None else component.id,
+        options.partial,
+        options.layers,
     )
     if found.diagnoses and (not options.partial or not found.admitted):
         raise _refusal(container, found.diagnoses)
@@ -104,6 +109,7 @@ def walk(
     ended = time.perf_counter()
     return Walk(
         query,
+        selection.profile,
         tuple(banks),
         found.diagnoses,
         _authority(store, found, query),
@@ -111,6 +117,12 @@ def walk(
         between - began,
         ended - between,
     )
+
+
+def _selection(container: Container, profile: str | None) -> Selection:
+    if container.index.system_graph is None:  # nothing says what a profile may speak of
+        return select(container.index, profile, str(container.path))
+    return container.select(profile)
 
 
 def _targets(
@@ -154,7 +166,7 @@ def _query(
             f"search with --vector"
         )
     if residuals:
-        return residual_query(container, component.id, options.threads, tokens)
+        return residual_query(container, component.id, options.threads, options.profile, tokens)
     return embedding_query(arithmetic, store, component, tokens)
 
 

@@ -120,7 +120,7 @@ def test_alternatives_are_unusable_fixed_or_a_choice() -> None:
 
 STATES: list[tuple[State, str, str | None, bool]] = [
     (GONE, "absent: nowhere", "binding_defect", True),
-    (Absent(Why.NOWHERE, "", remote=True), "absent: nowhere", "residency", False),
+    (Absent(Why.NOWHERE, "", remote=True), "absent: declared remote", "residency", False),
     (Absent(Why.OUTSIDE, ""), "absent: outside the required population", None, False),
     (LEFT, "absent: omitted by the active profile", "residency", False),
     (Mismatch("m"), "contract mismatch", "binding_defect", True),

@@ -45,7 +45,6 @@ def _hugging_face(b: Builder) -> Component:
     config = b.config
     common_hugging_face_keys(config)
     routed.router_keys(config)
-    config.neutral("pretraining_tp", 1)
     config.neutral("scoring_func", "sigmoid")
     config.neutral("topk_method", "noaux_tc")
     config.neutral("moe_layer_freq", 1)
@@ -58,7 +57,7 @@ def _hugging_face(b: Builder) -> Component:
         tied=config.flag("tie_word_embeddings", False),
     )
     heads = config.count("num_attention_heads", 128)
-    config.neutral("num_key_value_heads", heads)
+    config.agree("num_key_value_heads", "num_attention_heads", heads)
     geometry = LatentGeometry(
         heads=heads,
         nope_dim=config.count("qk_nope_head_dim", 128),
@@ -68,8 +67,8 @@ def _hugging_face(b: Builder) -> Component:
         q_rank=config.nullable_count("q_lora_rank", 1536),
     )
     width = geometry.nope_dim + geometry.rope_dim
-    config.neutral("head_dim", geometry.rope_dim)
-    config.neutral("qk_head_dim", width)
+    config.agree("head_dim", "qk_rope_head_dim", geometry.rope_dim)
+    config.agree("qk_head_dim", "qk_nope_head_dim", width)
     b.naming = hugging_face_naming("model.", "lm_head", {**geometry.parts(), **GROUPED_PARTS})
     leave_drafts(b, n.layers, stated_drafts(b))
     settings = hugging_face_rope(config, 10000.0)
@@ -80,7 +79,7 @@ def _hugging_face(b: Builder) -> Component:
     ffn = config.count("intermediate_size", 18432)
     act = activation(config, "hidden_act", "silu")
     dense = config.count("first_k_dense_replace", 3, least=0)
-    count, top = config.count("n_routed_experts", 256), config.count("num_experts_per_tok", 8)
+    count, top = routed.expert_count(config, 256), config.count("num_experts_per_tok", 8)
     groups, kept = config.count("n_group", 8), config.count("topk_group", 4)
     experts = Grouped(
         count=count,

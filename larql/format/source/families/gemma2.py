@@ -7,9 +7,8 @@ from __future__ import annotations
 
 import math
 
-from larql.format.graph import Activation, Component, Rope
+from larql.format.graph import Component, Rope
 from larql.format.source.builder import Builder, Family
-from larql.format.source.config import ConfigReader
 from larql.format.source.decoder import (
     Attention,
     Decoder,
@@ -45,27 +44,14 @@ def _attention(kinds: tuple[str, ...], window: int, rope: Rope) -> tuple[Attenti
     return tuple(Attention(window if kind == _SLIDING else None, rope) for kind in kinds)
 
 
-def _activation(config: ConfigReader) -> Activation:
-    """Take the activation, which older files state a second time under a key that nobody reads."""
-    found = activation(config, "hidden_activation", "gelu_pytorch_tanh")
-    if config.has("hidden_act"):
-        repeated = activation(config, "hidden_act", None)
-        if repeated != found:
-            raise config.contradiction("hidden_act", "hidden_activation", repeated, found)
-    return found
-
-
 def _hugging_face(b: Builder) -> Component:
     config = b.config
     common_hugging_face_keys(config)
-    config.neutral("use_bidirectional_attention", False)
     config.refuse_null("sliding_window", "which would leave windowed layers without a window")
     config.refuse_null("head_dim", "which leaves the width of a head open")
     window = config.count("sliding_window", _WINDOW)
-    if config.has("sliding_window_size"):  # published files repeat the number under this name
-        repeated = config.count("sliding_window_size")
-        if repeated != window:
-            raise config.contradiction("sliding_window_size", "sliding_window", repeated, window)
+    # Published files repeat the number under this name.
+    config.agree("sliding_window_size", "sliding_window", window)
     b.naming = hugging_face_naming("model.", "lm_head", _PARTS)
     basics = hugging_face_basics(b, _DEFAULTS)
     bias = config.flag("attention_bias", False)
@@ -75,7 +61,7 @@ def _hugging_face(b: Builder) -> Component:
         basics=basics,
         layers=_attention(kinds or _alternating(basics.layers), window, rope),
         scale=1.0 / math.sqrt(config.number("query_pre_attn_scalar", 256)),
-        activation=_activation(config),
+        activation=activation(config, "hidden_activation", "gelu_pytorch_tanh", "hidden_act"),
         bias=bias,
         output_bias=bias,
         ffn_bias=False,

@@ -9,12 +9,11 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
-from larql.errors import CompileError
 from larql.format.graph import Activation, Block, Component, Layer, Norm
 from larql.format.source.builder import Builder, Family, HeadGeometry
 from larql.format.source.config import ConfigReader
-from larql.format.source.keys import activation, common_hugging_face_keys
-from larql.format.source.names import hugging_face_naming
+from larql.format.source.keys import activation, common_hugging_face_keys, layer_kinds
+from larql.format.source.names import common_prefix, hugging_face_naming
 from larql.format.source.rope import (
     RopeSettings,
     gguf_rope,
@@ -65,35 +64,18 @@ def _pattern(layers: int, period: int) -> tuple[str, ...]:
 
 
 def _layer_types(config: ConfigReader, layers: int) -> tuple[str, ...]:
-    stated = config.texts("layer_types")
+    known = {_FULL: _FULL, _SLIDING: _SLIDING}
+    stated = layer_kinds(config, "layer_types", layers, known)
+    config.same("sliding_window_pattern", "_sliding_window_pattern")
     period = config.optional_count("sliding_window_pattern")
-    hidden_period = config.optional_count("_sliding_window_pattern")
-    if period is not None and hidden_period is not None and period != hidden_period:
-        raise config.contradiction(
-            "sliding_window_pattern", "_sliding_window_pattern", period, hidden_period
-        )
     if stated is None:
-        return _pattern(layers, period or hidden_period or _PATTERN)
-    if len(stated) != layers:
-        raise config.contradiction(
-            "layer_types", "num_hidden_layers", f"{len(stated)} entries", layers
-        )
-    unknown = [kind for kind in stated if kind not in (_FULL, _SLIDING)]
-    if unknown:
-        raise CompileError(
-            f"{config.where}: `layer_types` holds {unknown[0]!r}, which this build does not know "
-            f"({_FULL}, {_SLIDING})"
-        )
+        return _pattern(layers, period or _PATTERN)
+    key = config.stated("sliding_window_pattern")
     # The key with an underscore is written beside any list, with its default; the list decides.
-    if hidden_period == _PATTERN:
-        hidden_period = None
-    for key, number in (
-        ("sliding_window_pattern", period),
-        ("_sliding_window_pattern", hidden_period),
-    ):
-        if number is not None and stated != _pattern(layers, number):
-            full = [i for i, kind in enumerate(stated) if kind == _FULL]
-            raise config.contradiction("layer_types", key, f"full at {full[:8]}", number)
+    usual = key == "_sliding_window_pattern" and period == _PATTERN
+    if period is not None and not usual and stated != _pattern(layers, period):
+        full = [i for i, kind in enumerate(stated) if kind == _FULL]
+        config.contradiction("layer_types", key, f"full at {full[:8]}", period)
     return stated
 
 
@@ -104,11 +86,11 @@ def _hugging_face_ropes(config: ConfigReader) -> dict[str, RopeSettings]:
         ropes = hugging_face_rope_by_layer_type(config, (_FULL, _SLIDING)) or {}
         theta = config.optional_number("rope_theta")
         if theta is not None and theta != ropes[_FULL].theta:
-            raise config.contradiction(
+            config.contradiction(
                 "rope_theta", f"rope_parameters.{_FULL}.rope_theta", theta, ropes[_FULL].theta
             )
         if local is not None and local != ropes[_SLIDING].theta:
-            raise config.contradiction(
+            config.contradiction(
                 "rope_local_base_freq",
                 f"rope_parameters.{_SLIDING}.rope_theta",
                 local,
@@ -125,12 +107,8 @@ def _hugging_face_ropes(config: ConfigReader) -> dict[str, RopeSettings]:
 def _hugging_face(b: Builder) -> Component:
     config = b.config
     common_hugging_face_keys(config)
-    config.neutral("use_bidirectional_attention", False)
-    config.neutral("attn_logit_softcapping")
     config.refuse_null("sliding_window", "which would leave windowed layers without a window")
-    for prefix, head in _PREFIXES:
-        if f"{prefix}embed_tokens.weight" in b.tensors:
-            b.naming = hugging_face_naming(prefix, head, _PARTS)
+    b.naming = hugging_face_naming(*common_prefix(b.tensors, _PREFIXES), _PARTS)
     layers = b.layer_count("num_hidden_layers", 26)
     head_dim = config.count("head_dim", 256)
     heads = config.count("num_attention_heads", 8)
@@ -145,7 +123,7 @@ def _hugging_face(b: Builder) -> Component:
             context=config.count("max_position_embeddings", 131072),
             eps=config.number("rms_norm_eps", 1e-6),
             norm_offset=1.0,
-            activation=activation(config, "hidden_activation", "gelu_pytorch_tanh"),
+            activation=activation(config, "hidden_activation", "gelu_pytorch_tanh", "hidden_act"),
             window=config.count("sliding_window", 4096),
             ropes=_hugging_face_ropes(config),
             attention_bias=config.flag("attention_bias", False),
@@ -163,7 +141,6 @@ def _gguf(b: Builder) -> Component:
     head_dim = config.count("attention.key_length", hidden // heads)
     config.neutral("attention.value_length", head_dim)
     config.neutral("rope.dimension_count", head_dim)
-    config.neutral("attn_logit_softcapping")
     period = config.count("attention.sliding_window_pattern", _PATTERN)
     # The file does not carry the query scale; only the 27B model's differs from its head width.
     scaled_by = hidden // heads if layers == _LAYERS_OF_27B else head_dim

@@ -20,7 +20,7 @@ from larql.format.source.experts import Experts, gated_experts
 from larql.format.source.families.gemma4_layers import Numbers, component
 from larql.format.source.gguf_experts import ExpertCounts, expert_counts, gguf_bank, no_groups
 from larql.format.source.keys import activation, common_hugging_face_keys, layer_kinds
-from larql.format.source.names import Naming, hugging_face_naming
+from larql.format.source.names import Naming, common_prefix, hugging_face_naming
 from larql.format.source.rope import gguf_rope, hugging_face_rope_by_layer_type
 from larql.format.source.stretching import rope_type
 
@@ -90,7 +90,7 @@ def _hugging_face(b: Builder) -> Component:
     ffn = config.count("intermediate_size", 9216)
     wide = 2 * ffn if config.flag("use_double_wide_mlp", False) else ffn
     hidden = config.count("hidden_size", 2304)
-    act = activation(config, "hidden_activation", "gelu_pytorch_tanh")
+    act = activation(config, "hidden_activation", "gelu_pytorch_tanh", "hidden_act")
     experts = _experts(config)
     raw_values = config.flag("attention_k_eq_v", False)
 
@@ -147,14 +147,12 @@ def _experts(config: ConfigReader) -> tuple[int, int, int] | None:
         return None
     count, top, width = (config.count(key) for key in keys)
     if top > count:
-        raise config.failure("top_k_experts", f"is {top}, of {count} experts")
+        config.refuse("top_k_experts", f"is {top}, of {count} experts", "num_experts")
     return count, top, width
 
 
 def _naming(b: Builder) -> Naming:
-    prefix, head = next(
-        (pair for pair in _PREFIXES if f"{pair[0]}embed_tokens.weight" in b.tensors), _PREFIXES[0]
-    )
+    prefix, head = common_prefix(b.tensors, _PREFIXES)
     names = hugging_face_naming(prefix, head, _PARTS)
     outside = {part: f"{prefix}{name}" for part, name in _OUTSIDE.items()}
     return Naming({**names.parts, **outside})
@@ -203,7 +201,7 @@ def _geometry(config: ConfigReader, kinds: tuple[str, ...]) -> tuple[tuple[int, 
 
 def _same(config: ConfigReader, layer: int, key: str, a: int, b: int) -> None:
     if config.has(key) and a != b:
-        raise config.contradiction(key, f"per_layer_config.{layer}", a, b)
+        config.contradiction(key, f"per_layer_config.{layer}", a, b)
 
 
 def _shared_from(config: ConfigReader, key: str, kinds: tuple[str, ...]) -> int:
@@ -211,10 +209,13 @@ def _shared_from(config: ConfigReader, key: str, kinds: tuple[str, ...]) -> int:
     count = config.count(key, 0, least=0)
     first = len(kinds) - count
     if count and (first <= 0 or set(kinds[first:]) - set(kinds[:first])):
-        raise config.failure(
+        config.refuse(
             key,
             f"is {count}, which leaves a kind of layer without keys and values of its own",
+            "num_hidden_layers",
+            "layer_types",
         )
+        return len(kinds)
     return first
 
 
@@ -229,7 +230,7 @@ def _rope(config: ConfigReader, kind: str, dim: int) -> Rope:
         return settings.rope(dim)
     share = reader.number("partial_rotary_factor", 1.0)
     if share > 1.0:
-        raise reader.failure("partial_rotary_factor", f"is {share!r}, expected at most 1")
+        reader.refuse("partial_rotary_factor", f"is {share!r}, expected at most 1")
     factor = reader.number("factor", 1.0)
     return Rope(
         layout="half",
@@ -246,7 +247,8 @@ def _gguf(b: Builder) -> Component:
     layers = b.layer_count("block_count")
     pattern = config.flags_by_layer("attention.sliding_window_pattern", layers)
     if pattern is None:
-        raise config.failure("attention.sliding_window_pattern", "is missing; layers differ by it")
+        config.refuse("attention.sliding_window_pattern", "is missing; layers differ by it")
+        pattern = (False,) * layers
     kinds = tuple(_SLIDING if windowed else _FULL for windowed in pattern)
     heads = config.count("attention.head_count")
     dims = {_FULL: _gguf_dim(config, ""), _SLIDING: _gguf_dim(config, "_swa")}
@@ -284,7 +286,7 @@ def _gguf(b: Builder) -> Component:
             activation="gelu_tanh",
             attention_bias=None,
             embedding=embedding,
-            table_rows=b.shape(table)[0] if embedding else 0,
+            table_rows=b.tensors[table].shape[0] if table in b.tensors else 1,
             experts=(counts.count, counts.top) if routes else None,
             bank=bank,
             context=config.count("context_length"),

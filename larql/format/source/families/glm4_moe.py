@@ -48,7 +48,7 @@ def _hugging_face(b: Builder) -> Component:
     ffn = config.count("intermediate_size", 10944)
     act = activation(config, "hidden_act", "silu")
     dense = config.count("first_k_dense_replace", 1, least=0)
-    count, top = config.count("n_routed_experts", 128), config.count("num_experts_per_tok", 8)
+    count, top = routed.expert_count(config, 128), config.count("num_experts_per_tok", 8)
     groups, kept = config.count("n_group", 1), config.count("topk_group", 1)
     experts = Grouped(
         count=count,
@@ -96,7 +96,7 @@ def _gguf(b: Builder) -> Component:
     b.naming = Naming({**b.naming.parts, "ffn.norm": "blk.{i}.post_attention_norm"})
     dims = b.config.count("rope.dimension_count", int(head_dim * _SHARE))
     rope = gguf_rope(b.config, 10000.0).rope(dims)
-    normed = b.naming.tensor("attention.q_norm", 0, ".weight") in b.tensors
+    normed = any(name.endswith(".attn_q_norm.weight") for name in b.tensors)
     return Decoder(
         basics=basics,
         layers=(Attention(None, rope),) * layers,

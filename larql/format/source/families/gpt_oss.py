@@ -57,14 +57,14 @@ def _hugging_face(b: Builder) -> Component:
     kinds = _kinds(config, n.layers)
     window = config.nullable_count("sliding_window", 128)
     if window is None and config.has("layer_types") and _SLIDING in kinds:
-        raise config.contradiction("layer_types", "sliding_window", _SLIDING, None)
+        config.contradiction("layer_types", "sliding_window", _SLIDING, None)
     rope = _rope(config).rope(dim)
     bias = config.flag("attention_bias", True)
     width = config.count("intermediate_size", 2880)
-    experts = config.count("num_local_experts", 128)
+    config.same("num_experts_per_tok", "experts_per_token")
+    experts = routed.expert_count(config, 128)
     limit, slope = config.number("swiglu_limit", _LIMIT), config.number("swiglu_alpha", _SLOPE)
     top = routed.top_of(config, experts, 4)
-    config.neutral("experts_per_token", top)
 
     def attention(i: int) -> Mixer:
         mixer = b.attention(
@@ -100,7 +100,10 @@ def _kinds(config: ConfigReader, layers: int) -> tuple[str, ...]:
 def _rope(config: ConfigReader) -> RopeSettings:
     """Read the rope, which is stretched unless the configuration says otherwise."""
     if config.has("rope_parameters") or config.has("rope_scaling"):
-        config.neutral("initial_context_length", *_original(config))
+        for stated in _original(config):
+            config.agree("initial_context_length", "original_max_position_embeddings", stated)
+        if not _original(config):
+            config.neutral("initial_context_length")
         return hugging_face_rope(config, _THETA)
     original = config.count("initial_context_length", _ORIGINAL)
     scaling = RopeScaling(

@@ -72,6 +72,9 @@ _GGUF_PARTS = {
     }.items()
     for part in parts
 }
+# Two ways to spell the router and the experts.
+_ROUTERS = (r"\.router\.layer\.weight$", r"\.router\.weight$")
+_EXPERTS = (r"\.block_sparse_moe\.experts\.", r"\.block_sparse_moe\.(in|out)put_linear")
 _ROUTED = ("num_experts_per_tok", "output_router_logits", "router_aux_loss_coef")
 
 
@@ -120,7 +123,7 @@ def _hugging_face(b: Builder) -> Component:
     config.irrelevant("mamba_chunk_size", "init_method")
     config.neutral("normalization_function", "rmsnorm")
     b.naming = hugging_face_naming("model.", "lm_head", _PARTS)
-    if "model.layers.0.block_sparse_moe.router.weight" in b.tensors:
+    if b.spelling(*_ROUTERS) == _ROUTERS[1]:
         parts = {**_PARTS, "ffn.router": "block_sparse_moe.router"}
         b.naming = hugging_face_naming("model.", "lm_head", parts)
     hidden = config.count("hidden_size", 4096)
@@ -166,9 +169,7 @@ def _layer_kinds(config: ConfigReader, layers: int) -> tuple[str, ...]:
     older = layer_kinds(config, "layers_block_type", layers, _KINDS)
     if kinds is not None and older is not None and kinds != older:
         at = next(i for i in range(layers) if kinds[i] != older[i])
-        raise config.contradiction(
-            f"layer_types[{at}]", f"layers_block_type[{at}]", kinds[at], older[at]
-        )
+        config.contradiction(f"layer_types[{at}]", f"layers_block_type[{at}]", kinds[at], older[at])
     return kinds or older or (_SSM,) * layers
 
 
@@ -182,11 +183,11 @@ def _ssm_numbers(config: ConfigReader, hidden: int) -> _SsmNumbers:
     inner = config.count("mamba_expand", 2) * hidden
     heads = config.count("mamba_n_heads", 128)
     if config.states("mamba_d_head", "auto"):
-        head_dim = inner // heads
+        head_dim = max(1, inner // heads)
     else:
         head_dim = config.count("mamba_d_head", inner // heads)
     if heads * head_dim != inner:
-        raise config.contradiction(
+        config.contradiction(
             "mamba_n_heads", "mamba_expand", f"{heads} heads of {head_dim}", f"a width of {inner}"
         )
     return _SsmNumbers(
@@ -203,7 +204,7 @@ def _ssm_numbers(config: ConfigReader, hidden: int) -> _SsmNumbers:
 
 def _experts(config: ConfigReader) -> _ExpertNumbers | None:
     """Judge the keys of routed experts, of which there may be none."""
-    count = config.count("num_local_experts", 8, least=0)
+    count = config.count("num_experts", 8, least=0)
     if not count:
         config.irrelevant("intermediate_size", *_ROUTED)
         return None
@@ -218,7 +219,7 @@ def _ffn(b: Builder, i: int, n: _Numbers, e: _ExpertNumbers | None) -> Mixer:
     if e is None:
         return dense
     prefix = f"model.layers.{i}.block_sparse_moe"
-    stored = f"{prefix}.input_linear.weight" in b.tensors
+    stored = b.spelling(*_EXPERTS) != _EXPERTS[0]
     names = ("input_linear", "output_linear") if stored else ("gate_up_proj", "down_proj")
     place = Experts(i, prefix if stored else f"{prefix}.experts", e.count, n.hidden, e.width)
     return RoutedFfn(

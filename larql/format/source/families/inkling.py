@@ -30,7 +30,7 @@ from larql.format.source.builder import Builder, Family, HeadGeometry, Part
 from larql.format.source.config import ConfigReader
 from larql.format.source.experts import Experts, fused_experts
 from larql.format.source.keys import activation, common_hugging_face_keys, layer_kinds
-from larql.format.source.names import Naming, hugging_face_naming
+from larql.format.source.names import Naming, common_prefix, hugging_face_naming
 
 __all__ = ["FAMILY"]
 
@@ -73,6 +73,11 @@ _PUBLISHED = {
     "ffn.shared.up": "mlp.shared_experts.shared_w13_weight",
     "ffn.shared.down": "mlp.shared_experts.shared_w2_weight",
 }
+_PREFIXES = (
+    ("model.", "lm_head"),
+    ("model.language_model.", "lm_head"),
+    ("model.llm.", "model.llm.unembed"),
+)
 _KINDS = {"hybrid": "full", "hybrid_sliding": "sliding"}
 _FFN_KINDS = {"dense": "dense", "sparse": "sparse"}
 
@@ -98,30 +103,21 @@ class _Numbers:
     published: bool
 
 
-def _either(config: ConfigReader, key: str, other: str, default: int) -> int:
-    """Take a count that goes by two names."""
-    first, second = config.optional_count(key), config.optional_count(other)
-    _check_agreement(config, key, other, first, second)
-    return first or second or default
-
-
-def _check_agreement(
-    config: ConfigReader, key: str, other: str, first: float | None, second: float | None
-) -> None:
-    if first is not None and second is not None and first != second:
-        raise config.contradiction(key, other, first, second)
-
-
 def _hugging_face(b: Builder) -> Component:
     config = b.config
     common_hugging_face_keys(config)
+    config.same("max_position_embeddings", "model_max_length")
+    config.same("sliding_window_size", "sliding_window")
+    config.same("conv_kernel_size", "sconv_kernel_size")
+    config.same("logits_mup_width_multiplier", "embedding_multiplier")
     config.neutral("shared_expert_sink", True)
     config.irrelevant(
         "number_of_conv_states", "rms_norm_eps_moe_gate", "num_mtp_layers",
         "chain_hidden_post_norm", "mtp_hidden_states_first", "mtp_local_layer_ids",
     )  # fmt: skip
-    published = "model.llm.embed.weight" in b.tensors
-    b.naming = _naming(b, published)
+    prefix, _ = common_prefix(b.tensors, _PREFIXES)
+    published = prefix == _PREFIXES[-1][0]
+    b.naming = _naming(prefix)
     drafts = [name for name in b.tensors if name.startswith("model.mtp.")]
     if drafts:
         b.leave(drafts, "a layer that drafts tokens")
@@ -138,27 +134,26 @@ def _hugging_face(b: Builder) -> Component:
         role="decoder",
         hidden_size=n.hidden,
         vocab_size=vocab,
-        context_length=_either(config, "max_position_embeddings", "model_max_length", 131072),
+        context_length=config.count("max_position_embeddings", 131072),
         embed=embed,
         layers=tuple(_layer(b, i, kind, ffn, n) for i, (kind, ffn) in enumerate(pairs)),
         head=b.head(
             embed,
             b.norm("output", None, n.hidden, n.eps, 0.0),
             tied=config.flag("tie_word_embeddings", False),
-            multiplier=1.0 / _divisor(config),
+            multiplier=1.0 / config.number("logits_mup_width_multiplier", 24.0),
             vocab=vocab,
         ),
     )
 
 
-def _naming(b: Builder, published: bool) -> Naming:
-    if published:
-        names = hugging_face_naming("model.llm.", "model.llm.unembed", _PUBLISHED)
+def _naming(prefix: str) -> Naming:
+    head = dict(_PREFIXES)[prefix]
+    if prefix == _PREFIXES[-1][0]:
+        names = hugging_face_naming(prefix, head, _PUBLISHED)
         own = {"embedding": "model.llm.embed", "embedding_norm": "model.llm.embed_norm"}
         return Naming({**names.parts, **own})
-    nested = "model.language_model.embed_tokens.weight" in b.tensors
-    prefix = "model.language_model." if nested else "model."
-    names = hugging_face_naming(prefix, "lm_head", _USUAL)
+    names = hugging_face_naming(prefix, head, _USUAL)
     return Naming({**names.parts, "embedding_norm": f"{prefix}embed_tokens.embed_norm"})
 
 
@@ -171,7 +166,7 @@ def _numbers(config: ConfigReader, published: bool) -> _Numbers:
     return _Numbers(
         hidden=config.count("hidden_size", 6144),
         eps=config.number("rms_norm_eps", 1e-6),
-        taps=_either(config, "conv_kernel_size", "sconv_kernel_size", 4),
+        taps=config.count("conv_kernel_size", 4),
         full=HeadGeometry(
             config.count("num_attention_heads", 64),
             config.count("num_key_value_heads", 8),
@@ -182,7 +177,7 @@ def _numbers(config: ConfigReader, published: bool) -> _Numbers:
             config.count("swa_num_key_value_heads", 16),
             config.count("swa_head_dim", 128),
         ),
-        window=_either(config, "sliding_window_size", "sliding_window", 512),
+        window=config.count("sliding_window_size", 512),
         profiles=config.count("d_rel", 16),
         extent=config.count("rel_extent", 1024),
         growth=None if floor is None or rate == 0.0 else PositionScale(floor, rate),
@@ -203,8 +198,7 @@ def _widths(config: ConfigReader) -> tuple[int, int]:
     if dense is None:
         return config.count("intermediate_size", 24576), config.count("moe_intermediate_size", 3072)
     width = config.count("intermediate_size", 24576)
-    stated = config.optional_count("moe_intermediate_size")
-    _check_agreement(config, "moe_intermediate_size", "intermediate_size", stated, width)
+    config.agree("moe_intermediate_size", "intermediate_size", width)
     return dense, width
 
 
@@ -214,7 +208,7 @@ def _layer_kinds(config: ConfigReader, layers: int) -> tuple[str, ...]:
         local = config.counts("local_layer_ids") or ()
         listed = tuple("sliding" if i in local else "full" for i in range(layers))
         if kinds is not None and kinds != listed:
-            raise config.contradiction("layer_types", "local_layer_ids", list(kinds), list(local))
+            config.contradiction("layer_types", "local_layer_ids", list(kinds), list(local))
         return listed
     config.irrelevant("local_layer_ids")
     return kinds or tuple("sliding" if (i + 1) % 6 else "full" for i in range(layers))
@@ -226,16 +220,8 @@ def _ffn_kinds(config: ConfigReader, layers: int) -> tuple[str, ...]:
     first = config.count("dense_mlp_idx", 0, least=0)
     listed = tuple("dense" if i < first else "sparse" for i in range(layers))
     if kinds is not None and stated and kinds != listed:
-        raise config.contradiction("mlp_layer_types", "dense_mlp_idx", list(kinds), first)
+        config.contradiction("mlp_layer_types", "dense_mlp_idx", list(kinds), first)
     return kinds or listed
-
-
-def _divisor(config: ConfigReader) -> float:
-    """Take what the final hidden states are divided by, which goes by two names."""
-    key, other = "logits_mup_width_multiplier", "embedding_multiplier"
-    first, second = config.optional_number(key), config.optional_number(other)
-    _check_agreement(config, key, other, first, second)
-    return first or second or 24.0
 
 
 def _embed(b: Builder, n: _Numbers) -> Embed:

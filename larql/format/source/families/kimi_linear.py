@@ -75,6 +75,14 @@ _GGUF_PARTS = {
     "kda.norm": "blk.{i}.ssm_norm",
     "kda.o": "blk.{i}.attn_output",
 }
+_NAMES = (
+    ("max_position_embeddings", "model_max_length"),
+    ("moe_router_activation_func", "scoring_func"),
+    ("n_group", "num_expert_group"),
+    ("norm_topk_prob", "moe_renormalize"),
+    ("num_experts_per_tok", "num_experts_per_token"),
+)
+_LINEAR = "linear_attn_config"
 _ROUTED_PART = "block_sparse_moe"
 _FFN_PARTS = {f"ffn.{part}": f"{_ROUTED_PART}.{part}_proj" for part in ("gate", "up", "down")}
 _ROUTED_PARTS = {
@@ -121,13 +129,13 @@ class _Numbers:
 def _hugging_face(b: Builder) -> Component:
     config = b.config
     common_hugging_face_keys(config)
-    config.neutral("pretraining_tp", 1)
-    config.neutral("num_nextn_predict_layers", 0)
-    stacked = any(f".{_FFN_PARTS['ffn.gate']}." in name for name in b.tensors)
+    for names in _NAMES:
+        config.same(*names)
+    stacked = any(f".{part}." in name for name in b.tensors for part in _FFN_PARTS.values())
     parts = {**_PARTS, **_ROUTED_PARTS, **(_FFN_PARTS if stacked else {})}
     b.naming = hugging_face_naming("model.", "lm_head", parts)
     layers = b.layer_count("num_hidden_layers", 27)
-    linear = config.child("linear_attn_config")
+    linear = config.child(_LINEAR)
     kinds, ffns = _kinds(config, linear, layers), _ffn_kinds(config, layers)
     n = _Numbers(
         hidden=config.count("hidden_size", 2304),
@@ -185,7 +193,7 @@ def _gguf(b: Builder) -> Component:
     geometry, apart = gguf_latent_geometry(b, heads)
     key = "attention.head_count_kv"
     if one_count(config, key, counts, 1) != (1 if apart else heads):
-        raise config.contradiction(key, "attention.head_count", sorted(set(counts)), heads)
+        config.contradiction(key, "attention.head_count", sorted(set(counts)), heads)
     b.naming = Naming({**b.naming.parts, **geometry.gguf_parts(apart=apart)})
     # No position turns anything here; still, settings that nobody knows are refused.
     gguf_rope(config, 10000.0)
@@ -217,18 +225,19 @@ def _gguf_heads(b: Builder, kinds: tuple[str, ...]) -> int:
     """Return how many heads delta layers have: one rate for each."""
     if _DELTA not in kinds:
         return 1
-    return math.prod(b.shape(b.naming.tensor("kda.decay_rate", kinds.index(_DELTA), "")))
+    rates = b.tensors.get(b.naming.tensor("kda.decay_rate", kinds.index(_DELTA), ""))
+    return 1 if rates is None else math.prod(rates.shape)
 
 
 def _either(
     first: ConfigReader, key: str, second: ConfigReader | None, other: str, default: int
 ) -> int:
-    """Take a count that may stand in two places."""
+    """Take a count that may stand outside, or inside under another name."""
     a = first.optional_count(key)
     b = None if second is None else second.optional_count(other)
     if a is not None and b is not None and a != b:
-        raise first.contradiction(key, other, a, b)
-    return default if a is None and b is None else a or b or default
+        first.contradiction(key, f"{_LINEAR}.{other}", a, b)
+    return a or b or default
 
 
 def _kinds(config: ConfigReader, linear: ConfigReader | None, layers: int) -> tuple[str, ...]:
@@ -236,9 +245,7 @@ def _kinds(config: ConfigReader, linear: ConfigReader | None, layers: int) -> tu
     listed = None if linear is None else _listed(linear, layers)
     if stated is not None and listed is not None and stated != listed:
         at = next(i for i in range(layers) if stated[i] != listed[i])
-        raise config.contradiction(
-            "layer_types", "linear_attn_config", f"{stated[at]} at {at}", listed[at]
-        )
+        config.contradiction("layer_types", _LINEAR, f"{stated[at]} at {at}", listed[at])
     usual = tuple(_FULL if i and i % 4 == 0 else _DELTA for i in range(layers))
     return stated or listed or usual
 
@@ -250,9 +257,10 @@ def _listed(linear: ConfigReader, layers: int) -> tuple[str, ...] | None:
     if full is None or delta is None:
         return None
     if sorted((*full, *delta)) != list(range(1, layers + 1)):
-        raise linear.failure(
+        linear.refuse(
             "kda_layers", f"and full_attn_layers do not name each of layers 1 to {layers} once"
         )
+        return None
     return tuple(_FULL if i + 1 in full else _DELTA for i in range(layers))
 
 
@@ -263,7 +271,7 @@ def _ffn_kinds(config: ConfigReader, layers: int) -> tuple[str, ...]:
     first = config.count("first_k_dense_replace", 1, least=0)
     usual = tuple(_DENSE if i < first else _SPARSE for i in range(layers))
     if stated is not None and has_first and stated != usual:
-        raise config.contradiction("mlp_layer_types", "first_k_dense_replace", stated, first)
+        config.contradiction("mlp_layer_types", "first_k_dense_replace", stated, first)
     return stated or usual
 
 
@@ -292,23 +300,19 @@ def _grouped(config: ConfigReader) -> Grouped:
     routed.router_keys(config)
     config.neutral("moe_router_activation_func", "sigmoid")
     config.neutral("topk_method", "noaux_tc")
-    count = _either(config, "num_experts", config, "num_local_experts", 256)
-    top = _either(config, "num_experts_per_token", config, "num_experts_per_tok", 8)
-    groups = _either(config, "num_expert_group", config, "n_group", 1)
+    count, top = routed.expert_count(config, 256), config.count("num_experts_per_tok", 8)
+    groups = config.count("n_group", 1)
     kept = config.count("topk_group", 1)
     # With one group there is nothing that groups could choose.
     config.neutral("use_grouped_topk", *((True, False) if groups == 1 else (True,)))
-    flags = [config.flag(key) for key in ("moe_renormalize", "norm_topk_prob") if config.has(key)]
-    if len(set(flags)) > 1:
-        raise config.contradiction("moe_renormalize", "norm_topk_prob", *flags)
     return Grouped(
         count=count,
         width=config.count("moe_intermediate_size", 1024),
         top=top,
-        shared=_either(config, "num_shared_experts", config, "n_shared_experts", 1),
+        shared=config.count("num_shared_experts", 1),
         groups=expert_groups(config, count, top, groups, kept),
         scale=config.number("routed_scaling_factor", 2.446),
-        renormalise=flags[0] if flags else True,
+        renormalise=config.flag("norm_topk_prob", True),
     )
 
 

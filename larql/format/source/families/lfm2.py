@@ -68,11 +68,12 @@ def _hugging_face(b: Builder) -> Component:
     heads = config.count("num_attention_heads", 32)
     head_dim = config.count("head_dim", hidden // heads)
     eps = config.number("norm_eps", 1e-5)
+    config.same("tie_embedding", "tie_word_embeddings")
     _older_keys(config, hidden, heads, eps)
     rope = hugging_face_rope(config, 1000000.0)
     theta = config.optional_number("theta")
     if theta is not None and theta != rope.theta:
-        raise config.contradiction("theta", "rope_theta", theta, rope.theta)
+        config.contradiction("theta", "rope_theta", theta, rope.theta)
     n = _Numbers(
         hidden=hidden,
         eps=eps,
@@ -84,7 +85,7 @@ def _hugging_face(b: Builder) -> Component:
     )
     kinds = _layer_kinds(config, b.layer_count("num_hidden_layers", 32))
     context = config.count("max_position_embeddings", 128000)
-    return _component(b, n, kinds, context, _tied(config))
+    return _component(b, n, kinds, context, config.flag("tie_word_embeddings", True))
 
 
 def _component(
@@ -131,9 +132,9 @@ def _gguf(b: Builder) -> Component:
 def _older_keys(config: ConfigReader, hidden: int, heads: int, eps: float) -> None:
     """Judge keys that repeat others, or that nothing reads any more."""
     for key in ("block_dim", "conv_dim", "conv_dim_out"):
-        config.neutral(key, hidden)
-    config.neutral("num_heads", heads)
-    config.neutral("block_norm_eps", eps)
+        config.agree(key, "hidden_size", hidden)
+    config.agree("num_heads", "num_attention_heads", heads)
+    config.agree("block_norm_eps", "norm_eps", eps)
     config.neutral("block_use_swiglu", True)
     config.neutral("use_pos_enc", True)
     config.irrelevant(
@@ -144,23 +145,10 @@ def _older_keys(config: ConfigReader, hidden: int, heads: int, eps: float) -> No
     )
 
 
-def _tied(config: ConfigReader) -> bool:
-    older = config.flag("tie_embedding") if config.has("tie_embedding") else None
-    newer = config.flag("tie_word_embeddings") if config.has("tie_word_embeddings") else None
-    if older is not None and newer is not None and older != newer:
-        raise config.contradiction("tie_embedding", "tie_word_embeddings", older, newer)
-    config.irrelevant("tie_embedding", "tie_word_embeddings")
-    return next((tied for tied in (older, newer) if tied is not None), True)
-
-
 def _ffn_width(config: ConfigReader) -> int:
     """Return the width: two thirds of what is stated, times a factor, rounded up, if adjusted."""
+    config.same("block_ff_dim", "intermediate_size")
     width = config.count("intermediate_size", 12288)
-    if config.has("block_ff_dim"):
-        older = config.count("block_ff_dim")
-        if config.has("intermediate_size") and older != width:
-            raise config.contradiction("block_ff_dim", "intermediate_size", older, width)
-        width = older
     adjusted = config.flag("block_auto_adjust_ff_dim", True)
     factor = config.number("block_ffn_dim_multiplier", 1.0)
     multiple = config.count("block_multiple_of", 256)
@@ -177,7 +165,7 @@ def _layer_kinds(config: ConfigReader, layers: int) -> tuple[str, ...]:
     listed = tuple(_FULL if i in indices else _CONV for i in range(layers))
     if kinds is not None and kinds != listed:
         full = [i for i, kind in enumerate(kinds) if kind == _FULL]
-        raise config.contradiction("layer_types", "full_attn_idxs", f"full at {full}", indices)
+        config.contradiction("layer_types", "full_attn_idxs", f"full at {full}", indices)
     return listed
 
 

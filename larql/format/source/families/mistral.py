@@ -48,7 +48,7 @@ def _windows(config: ConfigReader, layers: int) -> tuple[int | None, ...]:
     if kinds is None:
         return (window,) * layers
     if window is None and _SLIDING in kinds:
-        raise config.contradiction("layer_types", "sliding_window", list(kinds), None)
+        config.contradiction("layer_types", "sliding_window", list(kinds), None)
     return tuple(window if kind == _SLIDING else None for kind in kinds)
 
 

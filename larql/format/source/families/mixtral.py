@@ -18,14 +18,19 @@ from larql.format.source.rope import hugging_face_rope
 __all__ = ["FAMILY"]
 
 # Packed experts stand under another name than experts of their own tensors.
-_PLACES = ("block_sparse_moe", "mlp")
+_PLACES = {r"\.block_sparse_moe\.": "block_sparse_moe", r"\.mlp\.": "mlp"}
+_NAMES = {
+    r"\.w[123]\.": ("w1", "w3", "w2"),
+    r"\.(gate|up|down)_proj\.": ("gate_proj", "up_proj", "down_proj"),
+}
 
 
 def _hugging_face(b: Builder) -> Component:
     config = b.config
     common_hugging_face_keys(config)
     routed.router_keys(config)
-    place = next((p for p in _PLACES if f"model.layers.0.{p}.gate.weight" in b.tensors), _PLACES[0])
+    place = _PLACES[b.spelling(*_PLACES)]
+    names = _NAMES[b.spelling(*_NAMES)]
     b.naming = hugging_face_naming("model.", "lm_head", {"ffn.router": f"{place}.gate"})
     n = routed.Basics(
         hidden=config.count("hidden_size", 4096),
@@ -57,9 +62,6 @@ def _hugging_face(b: Builder) -> Component:
 
     def ffn(i: int) -> Mixer:
         prefix = f"model.layers.{i}.{place}.experts"
-        names = ("w1", "w3", "w2")
-        if f"{prefix}.0.{names[0]}.weight" not in b.tensors:
-            names = ("gate_proj", "up_proj", "down_proj")
         return RoutedFfn(
             routed.router(
                 b, i, n.hidden, experts, score="softmax", top=top, renormalise=True

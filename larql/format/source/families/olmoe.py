@@ -36,7 +36,7 @@ def _hugging_face(b: Builder) -> Component:
     bias = config.flag("attention_bias", False)
     clip = config.optional_number("clip_qkv")
     width = config.count("intermediate_size", 2048)
-    experts = config.count("num_experts", 64)
+    experts = routed.expert_count(config, 64)
     top = routed.top_of(config, experts, 8)
     renormalise = routed.renormalises(config, False)
     act = activation(config, "hidden_act", "silu")

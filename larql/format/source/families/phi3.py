@@ -50,9 +50,6 @@ _LISTS = {"factors": "rope_factors_short.weight", "long_factors": "rope_factors_
 def _hugging_face(b: Builder) -> Component:
     config = b.config
     common_hugging_face_keys(config)
-    config.irrelevant("embd_pdrop")
-    for key in ("attention_bias", "mlp_bias", "lm_head_bias"):
-        config.neutral(key, False)
     for key in ("full_attn_mod", "interpolate_factor"):
         config.neutral(key, 1)
     fused = {part: f"model.layers.{{i}}.{name}" for part, name in _FUSED.items()}
@@ -76,14 +73,14 @@ def _hugging_face(b: Builder) -> Component:
 def _hugging_face_rope(config: ConfigReader, head_dim: int) -> Rope:
     rope = hugging_face_rope(config, 10000.0, 1.0, _ALIASES).rope(head_dim)
     if rope.scaling is not None and rope.scaling.kind != "longrope":
-        raise config.failure(
+        config.refuse(
             "rope_scaling", f"is of type {rope.scaling.kind!r}; expected default or longrope"
         )
     # Where only the rotary settings state it, programs that read such models disagree.
     if rope.scaling is not None and not config.has(_ORIGINAL):
         original = rope.scaling.original_context
         if original != _ORIGINAL_CONTEXT:
-            raise config.failure(
+            config.refuse(
                 _ORIGINAL,
                 f"is missing, which means {_ORIGINAL_CONTEXT}, but the rope has {original}; they "
                 f"must agree",
@@ -114,7 +111,7 @@ def _gguf(b: Builder) -> Component:
         )
         rope = replace(rope, scaling=scaling, factors=short, long_factors=long)
     elif magnitude not in (None, 1.0):
-        raise config.failure(
+        config.refuse(
             "rope.scaling.attn_factor", f"is {magnitude}, but the file has no {_LISTS['factors']}"
         )
     return Decoder(

@@ -10,12 +10,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from larql.errors import CompileError
 from larql.format.graph import Component, DraftInput, Linear
 from larql.format.source.builder import Builder, Family
 from larql.format.source.families import qwen_hybrid as hybrid
 from larql.format.source.families.qwen_gguf import gguf_numbers
-from larql.format.source.names import Naming, hugging_face_naming
+from larql.format.source.names import Naming, common_prefix, hugging_face_naming
 
 __all__ = ["FAMILY", "PARTS", "PREFIXES"]
 
@@ -49,11 +48,8 @@ _DRAFT_PARTS = {
 
 
 def _hugging_face(b: Builder) -> Component:
-    for prefix, head in PREFIXES:
-        if f"{prefix}embed_tokens.weight" in b.tensors:
-            b.naming = hugging_face_naming(prefix, head, PARTS)
+    b.naming = hugging_face_naming(*common_prefix(b.tensors, PREFIXES), PARTS)
     n = hybrid.numbers(b, _DEFAULTS)
-    b.config.neutral("mlp_only_layers", [])
     b.config.neutral("mtp_num_hidden_layers", *((1,) if _has_draft(b) else (0, 1)))
     b.config.neutral("mtp_use_dedicated_embeddings", False)
     return _component(b, n)
@@ -86,15 +82,15 @@ def _drafts(target: Builder, component: Component) -> Component | None:
     naming = hugging_face_naming(_DRAFT, "", hybrid.PARTS)
     b = target.beside("mtp", Naming({**naming.parts, **_DRAFT_PARTS}))
     bound = set(b.bindings)
-    try:
-        return _draft(b, component)
-    except CompileError as error:
-        for operand in set(b.bindings) - bound:
-            del b.bindings[operand]
-        problem = str(error).removeprefix(f"{b.where}: ")
-        b.leave((name for name in b.tensors if name.startswith(_DRAFT)), problem)
-        b.notes.append(f"warning: the draft head was left behind: {problem}")
-        return None
+    draft = _draft(b, component)
+    if not b.problems.found:
+        return draft
+    for operand in set(b.bindings) - bound:
+        del b.bindings[operand]
+    problem = b.problems.found[0].text.removeprefix(f"{b.where}: ")
+    b.leave((name for name in b.tensors if name.startswith(_DRAFT)), problem)
+    b.notes.append(f"warning: the draft head was left behind: {problem}")
+    return None
 
 
 def _draft(b: Builder, target: Component) -> Component:

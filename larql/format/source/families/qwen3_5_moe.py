@@ -9,7 +9,7 @@ from larql.format.source.families import qwen_routed
 from larql.format.source.families.qwen3_5 import PARTS, PREFIXES
 from larql.format.source.families.qwen_gguf import gguf_numbers
 from larql.format.source.gguf_experts import gguf_experts
-from larql.format.source.names import hugging_face_naming
+from larql.format.source.names import common_prefix, hugging_face_naming
 
 __all__ = ["FAMILY"]
 
@@ -24,12 +24,11 @@ _EXPERTS = qwen_routed.Defaults(count=256, width=512, shared=512, top=8)
 
 
 def _hugging_face(b: Builder) -> Component:
-    for prefix, head in PREFIXES:
-        if f"{prefix}embed_tokens.weight" in b.tensors:
-            b.naming = hugging_face_naming(prefix, head, {**PARTS, **qwen_routed.PARTS})
+    b.naming = hugging_face_naming(
+        *common_prefix(b.tensors, PREFIXES), {**PARTS, **qwen_routed.PARTS}
+    )
     n = hybrid.numbers(b, _DEFAULTS)
     experts = qwen_routed.numbers(b, _EXPERTS, renormalises=None)
-    b.config.neutral("mlp_only_layers", [])
     b.config.irrelevant("mtp_num_hidden_layers", "mtp_use_dedicated_embeddings")
     drafts = [name for name in b.tensors if name.startswith("mtp.")]
     if drafts:

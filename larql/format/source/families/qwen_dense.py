@@ -37,9 +37,7 @@ def attention_of_layers(config: ConfigReader, layers: int, rope: Rope) -> tuple[
     # The number is written beside any list, with its default; then the list decides.
     elif window and first != _UNWINDOWED and kinds != by_number:
         sliding = [i for i, kind in enumerate(kinds) if kind == _SLIDING]
-        raise config.contradiction(
-            "layer_types", "max_window_layers", f"sliding at {sliding[:8]}", first
-        )
+        config.contradiction("layer_types", "max_window_layers", f"sliding at {sliding[:8]}", first)
     if window is None and _SLIDING in kinds:
-        raise config.contradiction("layer_types", "use_sliding_window", _SLIDING, wanted)
+        config.contradiction("layer_types", "use_sliding_window", _SLIDING, wanted)
     return tuple(Attention(window if kind == _SLIDING else None, rope) for kind in kinds)

@@ -163,7 +163,7 @@ def _delta_geometry(config: ConfigReader) -> DeltaGeometry:
         taps=config.count("linear_conv_kernel_dim", 4),
     )
     if found.value_heads % found.key_heads:
-        raise config.failure(
+        config.refuse(
             "linear_num_value_heads",
             f"is {found.value_heads}, no multiple of linear_num_key_heads {found.key_heads}",
         )
@@ -178,9 +178,7 @@ def _kinds(config: ConfigReader, layers: int) -> tuple[str, ...]:
         return usual
     if every is not None and kinds != usual:
         full = [i for i, kind in enumerate(kinds) if kind == FULL]
-        raise config.contradiction(
-            "layer_types", "full_attention_interval", f"full at {full[:8]}", every
-        )
+        config.contradiction("layer_types", "full_attention_interval", f"full at {full[:8]}", every)
     return kinds
 
 

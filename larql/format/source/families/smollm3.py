@@ -39,13 +39,14 @@ def _attention(config: ConfigReader, layers: int, rope: Rope) -> tuple[Attention
     by_interval = _turning(layers, interval)
     turning = by_interval if stated is None else tuple(map(bool, stated))
     if len(turning) != layers:
-        raise config.contradiction(
+        config.contradiction(
             "no_rope_layers", "num_hidden_layers", f"{len(turning)} entries", layers
         )
+        turning = by_interval
     # The interval is written beside any list, with its default; then the list decides.
     if interval != _INTERVAL and turning != by_interval:
         still = [i for i, turns in enumerate(turning) if not turns]
-        raise config.contradiction(
+        config.contradiction(
             "no_rope_layers", "no_rope_layer_interval", f"0 at {still[:8]}", interval
         )
     wanted = config.flag("use_sliding_window", False)
@@ -55,7 +56,7 @@ def _attention(config: ConfigReader, layers: int, rope: Rope) -> tuple[Attention
     if kinds is None:
         kinds = tuple(_SLIDING if window and not turns else _FULL for turns in turning)
     if window is None and _SLIDING in kinds:
-        raise config.contradiction("layer_types", "use_sliding_window", _SLIDING, wanted)
+        config.contradiction("layer_types", "use_sliding_window", _SLIDING, wanted)
     return tuple(
         Attention(window if kind == _SLIDING else None, rope if turns else None)
         for kind, turns in zip(kinds, turning, strict=True)

@@ -21,7 +21,7 @@ from larql.kernels.norm import layer_norm, rms_norm
 from larql.kernels.parts import WHOLE, Part
 from larql.kernels.product import products
 from larql.kernels.product_q8 import products_q8, takes_integers
-from larql.kernels.rounding import Empty, QuantizedRows, quantize_rows
+from larql.kernels.rounding import Empty, QuantizedRows, gather_rounded, quantize_rows
 from larql.runtime.backends.workspace import Workspace
 from larql.runtime.operands import StoredBank, StoredOperand
 from larql.runtime.routes import ExpertRoute
@@ -40,25 +40,83 @@ class Rotation:
     sin: Float32
 
 
-@dataclass(frozen=True)
 class Vectors:
-    """Activations ``[T, K]``, and rounded to int8 once, when a product first asks for that."""
+    """Activations ``[T, K]``, rounded to int8 once, when a product first asks for that.
 
-    exact: Float32
-    memory: Workspace
+    Parameters
+    ----------
+    exact : float32 ``[T, K]``, C-contiguous
+    memory : Workspace
+
+    Attributes
+    ----------
+    count : int
+        T.
+    """
+
+    def __init__(self, exact: Float32, memory: Workspace) -> None:
+        self.count = len(exact)
+        self._exact = exact
+        self._memory = memory
+
+    @property
+    def exact(self) -> Float32:
+        """The activations as they are."""
+        return self._exact
 
     @cached_property
     def rounded(self) -> QuantizedRows:
         """The activations rounded."""
-        return quantize_rows(self.exact, self.memory.take)
+        return quantize_rows(self.exact, self._memory.take)
+
+    @cached_property
+    def apart(self) -> QuantizedRows:
+        """The activations rounded, one after another, as products of single ones read them."""
+        return quantize_rows(self.exact, self._memory.take, apart=True)
+
+    def some(self, rows: npt.NDArray[np.int64]) -> Vectors:
+        """Return some of the rows, which are not rounded again; ``rows`` are int64 ``[n]``."""
+        return _SomeVectors(self, rows)
+
+
+class _SomeVectors(Vectors):
+    """Rows of others, which are fetched when they are asked for."""
+
+    def __init__(self, source: Vectors, rows: npt.NDArray[np.int64]) -> None:
+        self.count = len(rows)
+        self._memory = source._memory
+        self._source, self._rows = source, np.ascontiguousarray(rows)
+
+    @cached_property
+    def exact(self) -> Float32:
+        """The rows of the others."""
+        return self._source.exact[self._rows]
+
+    @cached_property
+    def rounded(self) -> QuantizedRows:
+        """The rounded rows of the others."""
+        return gather_rounded(self._source.apart, self._rows, self._memory.take)
 
 
 class Calls:
-    """What some calls share: their memory, and the rotations of the run of positions at hand."""
+    """What some calls share: their memory, and the rotations of the run of positions at hand.
 
-    def __init__(self) -> None:
+    Parameters
+    ----------
+    recorded : bool
+        The calls are written down, to be made later.
+
+    Attributes
+    ----------
+    doubts : list of int64 arrays, or None
+        Words that recorded calls set where their results must not be used, and the step be walked:
+        what a walk would refuse is known only when they have been made. None: nothing is recorded.
+    """
+
+    def __init__(self, recorded: bool = False) -> None:
         self.memory = Workspace()
         self.rotations: dict[Rope, Rotation] = {}
+        self.doubts: list[npt.NDArray[np.int64]] | None = [] if recorded else None
 
 
 class _OfThread(threading.local):
@@ -198,7 +256,7 @@ class Arithmetic:
         made = []
         for operand in operands:
             rows, columns = operand.shape
-            out = (empty or self.memory.take)((len(x.exact), rows), np.float32)
+            out = (empty or self.memory.take)((x.count, rows), np.float32)
             encoding = operand.encoding.name
             integers = self.activations == "q8" and takes_integers(encoding, columns)
             parts = rounded if integers else exact
@@ -215,24 +273,31 @@ class Arithmetic:
         self,
         sides: Sequence[Alike],
         chosen: npt.NDArray[np.int64],
-        x: Float32,
-        outs: Sequence[Float32],
-    ) -> None:
-        """Multiply chosen matrices of each side with one vector for all, or one for each."""
-        rounded: QuantizedRows | None = None
+        rows: npt.NDArray[np.int64],
+        x: Vectors,
+    ) -> list[Float32]:
+        """Multiply chosen matrices of each side with one row of ``x`` each, ``[n, side's rows]``.
+
+        What is chosen is here, or the calls are recorded and this is doubted.
+        """
+        outs = [self.memory.take((len(chosen), side.rows)) for side in sides]
         for integers in (False, True):
             some = [
                 (side, out)
                 for side, out in zip(sides, outs, strict=True)
                 if integers == (self.activations == "q8" and side.takes_integers)
             ]
-            if not some:
-                continue
-            if integers:
-                rounded = quantize_rows(x, self.memory.take, apart=True)
-            chosen_products(
-                [side for side, _ in some], chosen, rounded or x, [out for _, out in some]
-            )
+            if some:
+                missing = chosen_products(
+                    [side for side, _ in some],
+                    chosen,
+                    rows,
+                    x.apart if integers else x.exact,
+                    [out for _, out in some],
+                )
+                if self.calls.doubts is not None:
+                    self.calls.doubts.append(missing)
+        return outs
 
     def linears(self, linears: Sequence[Linear], x: Vectors) -> list[Float32]:
         """Return projections of the same vectors, their biases added."""

@@ -44,7 +44,7 @@ from larql.kernels.vector import LANES
 from larql.runtime.backends.base import KV_NUMERICS, Backend, Carrier
 from larql.runtime.backends.pattern import attention_weights
 from larql.runtime.backends.production.arithmetic import Arithmetic, Calls, Vectors
-from larql.runtime.backends.production.experts import Experts
+from larql.runtime.backends.production.experts import FEW, Experts
 from larql.runtime.backends.production.mixers import mix
 from larql.runtime.backends.production.recurrence import convolved, whole
 from larql.runtime.backends.step_program import StepProgram
@@ -117,6 +117,7 @@ class ProductionBackend(Backend):
     def take_route(self, bank: ExpertBank, route: ExpertRoute) -> None:
         """Reach a bank's experts by a route from now on."""
         self._arithmetic.routes[bank.down] = route
+        self._steps.clear()  # those recorded before reach others
 
     def region(self, spec: StateSpec, context: int, block: int) -> Region:
         """Make a region in the order in which the kernels read it."""
@@ -169,11 +170,15 @@ class ProductionBackend(Backend):
         return np.ascontiguousarray(by_layer)
 
     def repeats(self, count: int) -> bool:
-        """Return whether so many positions are recorded, which experts forbid.
+        """Return whether so many positions are recorded.
 
-        Which of them a position reads is decided between kernels.
+        Which experts a position reads is decided between kernels, and by kernels. That takes
+        experts that are bound here, and few positions; others are walked.
         """
-        return count <= _RECORDED and not self._arithmetic.routes
+        routes = self._arithmetic.routes.values()
+        if not routes:
+            return count <= _RECORDED
+        return count <= FEW and all(isinstance(r, Experts) and r.resident.any() for r in routes)
 
     def advance(
         self, walk: Callable[[Carrier], Carrier], plan: Plan, state: State, carrier: Carrier
@@ -194,13 +199,16 @@ class ProductionBackend(Backend):
         step = steps[count]
         if step is None or not step.fits():
             # The program goes on using what its calls share, whichever thread runs it.
-            calls = self._arithmetic.exchange(Calls())
+            recorded = Calls(recorded=True)
+            assert recorded.doubts is not None
+            calls = self._arithmetic.exchange(recorded)
             try:
-                step = StepProgram(walk, carrier, state.length)
+                step = StepProgram(walk, carrier, state.length, recorded.doubts)
             finally:
                 self._arithmetic.exchange(calls)
             steps[count] = step
-        return step.run(carrier, state.length)
+        made = step.run(carrier, state.length)
+        return walk(carrier) if made is None else made
 
     def write(
         self,

@@ -12,6 +12,7 @@ from larql.format.graph import ExpertBank
 from larql.kernels.activation import gate
 from larql.kernels.chosen import Alike
 from larql.kernels.elementwise import add_row
+from larql.kernels.expert_rows import add_rows_of, in_turn
 from larql.kernels.routing import clamped_gate
 from larql.runtime.backends.bound_bank import BoundBank
 from larql.runtime.backends.production.arithmetic import (
@@ -24,7 +25,10 @@ from larql.runtime.backends.production.dense_ffn import kernel_kind
 from larql.runtime.operands import StoredBank, StoredOperand
 from larql.runtime.routes import Dispatch, Done, NotApplicable, Refused, Wanted
 
-__all__ = ["Experts"]
+__all__ = ["FEW", "Experts"]
+
+FEW = 4
+"""Positions whose experts are multiplied one by one: few of them choose the same."""
 
 
 class Experts:
@@ -79,45 +83,66 @@ class Experts:
         refusals = self._bound.refusals(wanted.experts)
         if refusals:
             return Refused(refusals)
-        if len(wanted.inputs) == 1:
-            return self._for_one(wanted)
-        return self._for_several(wanted)
+        if len(wanted.inputs) <= FEW:
+            rows = self.run_few(wanted.inputs, wanted.experts, wanted.positions)
+            done = Done(rows, np.arange(len(rows)))
+        else:
+            done = self._for_several(wanted)
+        return self._bound.held(wanted, done) if wanted.held else done
 
-    def _for_one(self, wanted: Wanted) -> Done:
-        """Run experts for one position, in the order in which they are asked for.
+    def run_few(
+        self,
+        inputs: Float32,
+        experts: npt.NDArray[np.int64],
+        positions: npt.NDArray[np.int64],
+    ) -> Float32:
+        """Run experts for few positions, in the order in which they are asked for.
 
-        Their gates and ups are one job, and so are their downs.
+        Their gates and ups are one job, and so are their downs. All that depends on the numbers of
+        the experts is done by kernels, so this may be recorded before they are known; which of them
+        are here is then among the doubts.
+
+        Parameters
+        ----------
+        inputs : float32 ``[T, hidden]``
+        experts, positions : int64 ``[N]``
+            As of :class:`~larql.runtime.routes.Wanted`.
+
+        Returns
+        -------
+        float32 ``[N, hidden]``
         """
-        bank, memory, chosen = self._bank, self._arithmetic.memory, wanted.experts
-        count = len(chosen)
-        outs = [memory.take((count, side.rows)) for side in self._sides]
-        self._arithmetic.chosen(self._sides, chosen, wanted.inputs, outs)
+        bank, arithmetic, count = self._bank, self._arithmetic, len(experts)
+        outs = arithmetic.chosen(self._sides, experts, positions, arithmetic.inputs(inputs))
+        biases = self._gate_up_bias
         if len(outs) == 1:
             (fused,) = outs
-            if self._gate_up_bias is not None:
-                fused += self._gate_up_bias[chosen]
-            gated, up = (np.ascontiguousarray(fused[:, half::2]) for half in (0, 1))
+            if biases is not None:
+                add_rows_of(fused, biases, experts)
+            gated, up = (arithmetic.memory.take((count, bank.width)) for _ in range(2))
+            in_turn(fused, gated, up)
         else:
             gated, up = outs
-            if self._gate_up_bias is not None:
-                gated += self._gate_up_bias[chosen, : bank.width]
-                up += self._gate_up_bias[chosen, bank.width :]
+            if biases is not None:
+                add_rows_of(gated, biases, experts)
+                add_rows_of(up, biases, experts, bank.width)
         self._activate(gated, up)
-        made = memory.take((count, bank.hidden))
-        self._arithmetic.chosen([self._down], chosen, up, [made])
+        each = np.arange(count)
+        (made,) = arithmetic.chosen([self._down], experts, each, arithmetic.inputs(up))
         if self._down_bias is not None:
-            made += self._down_bias[chosen]
-        return Done(made, np.arange(count))
+            add_rows_of(made, self._down_bias, experts)
+        return made
 
     def _for_several(self, wanted: Wanted) -> Done:
         """Run expert after expert, each for all positions that ask for it."""
         order = np.argsort(wanted.experts, kind="stable")
-        experts = wanted.experts[order]
-        rows = np.ascontiguousarray(wanted.inputs[wanted.positions[order]])
+        experts, positions = wanted.experts[order], wanted.positions[order]
+        inputs = self._arithmetic.inputs(np.ascontiguousarray(wanted.inputs))
         made = self._arithmetic.memory.take((len(order), self._bank.hidden))
         bounds = [0, *(np.flatnonzero(np.diff(experts)) + 1).tolist(), len(order)]
         for first, last in itertools.pairwise(bounds):
-            made[first:last] = self._expert(int(experts[first]), rows[first:last])
+            some = inputs.some(positions[first:last])
+            made[first:last] = self._expert(int(experts[first]), some)
         places = np.empty(len(order), np.int64)
         places[order] = np.arange(len(order))
         return Done(made, places)
@@ -130,10 +155,9 @@ class Experts:
         fused, width = self._bound.fused.entry(expert), self._bank.width
         return [fused.rows_at(slice(0, width)), fused.rows_at(slice(width, None))]
 
-    def _expert(self, expert: int, x: Float32) -> Float32:
+    def _expert(self, expert: int, inputs: Vectors) -> Float32:
         """Return one expert's output for some rows."""
         bank = self._bank
-        inputs = self._arithmetic.inputs(x)
         if bank.fused_rows == "interleaved":
             gated, up = self._in_turn(expert, inputs)
         else:
@@ -155,7 +179,9 @@ class Experts:
         (fused,) = self._arithmetic.products([self._bound.fused.entry(expert)], inputs)
         if self._gate_up_bias is not None:
             add_row(fused, self._gate_up_bias[expert])
-        return np.ascontiguousarray(fused[:, 0::2]), np.ascontiguousarray(fused[:, 1::2])
+        gated, up = (np.empty((len(fused), self._bank.width), np.float32) for _ in range(2))
+        in_turn(fused, gated, up)
+        return gated, up
 
     def _activate(self, gated: Float32, up: Float32) -> None:
         """Replace ``up`` by what goes into the down projection."""

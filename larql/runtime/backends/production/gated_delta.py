@@ -12,7 +12,7 @@ from larql.kernels.recurrence import recur
 from larql.runtime.backends.production.arithmetic import Arithmetic, Float32
 from larql.runtime.backends.production.recurrence import convolved, gated_norm, unit, whole
 from larql.runtime.regions import Region
-from larql.runtime.taps import BlockTaps
+from larql.runtime.taps import BlockTaps, tell
 
 __all__ = ["gated_delta"]
 
@@ -34,10 +34,14 @@ def gated_delta(
         [(mixer.q_conv, q_rows, q), (mixer.k_conv, k_rows, k), (mixer.v_conv, v_rows, v)],
         arithmetic,
     )
+    for stage, rows in (("q", q), ("k", k), ("v", v)):
+        tell(taps, stage, rows)
     v = v.reshape(len(x), mixer.value_heads, mixer.value_dim)
     activate(beta, "sigmoid", beta)
     bias, rate = arithmetic.vectors[mixer.decay_bias], arithmetic.vectors[mixer.decay_rate]
     forget(decay, bias, rate, (0.0, math.inf), None, decay, negated=mixer.rates == "negated")
+    for stage, rows in (("beta", beta), ("decay", decay), ("gate", gate)):
+        tell(taps, stage, rows)
     out = arithmetic.memory.take(v.shape)
     recur(
         "delta",
@@ -45,5 +49,9 @@ def gated_delta(
         unit(k, mixer.key_heads, mixer.unit_eps, 1.0),
         v, decay, beta, None, state.halves, state.turn, out, tiled=mixer.value_order == "tiled",
     )  # fmt: skip
+    tell(taps, "recurrence", out)
     normed = gated_norm(mixer.norm, out, gate, mixer.gate_activation, arithmetic)
-    return arithmetic.linear(mixer.o, normed)
+    tell(taps, "gated", normed)
+    output = arithmetic.linear(mixer.o, normed)
+    tell(taps, "o", output)
+    return output

@@ -14,7 +14,7 @@ from larql.kernels.recurrence import recur
 from larql.runtime.backends.production.arithmetic import Arithmetic, Float32
 from larql.runtime.backends.production.recurrence import convolved, gated_norm, unit, whole
 from larql.runtime.regions import Region
-from larql.runtime.taps import BlockTaps
+from larql.runtime.taps import BlockTaps, tell
 
 __all__ = ["kda"]
 
@@ -39,11 +39,15 @@ def kda(
         [(mixer.q_conv, q_rows, q), (mixer.k_conv, k_rows, k), (mixer.v_conv, v_rows, v)],
         arithmetic,
     )
+    for stage, rows in (("q", q), ("k", k), ("v", v)):
+        tell(taps, stage, rows)
     v = v.reshape(len(x), mixer.heads, mixer.value_dim)
     activate(beta, "sigmoid", beta)
     rate = np.repeat(arithmetic.vectors[mixer.decay_rate], mixer.key_dim)
     bias, negated = arithmetic.vectors[mixer.decay_bias], mixer.rates == "negated"
     forget(decay, bias, rate, (0.0, math.inf), None, decay, negated=negated)
+    for stage, rows in (("beta", beta), ("decay", decay), ("gate", gate)):
+        tell(taps, stage, rows)
     out = arithmetic.memory.take(v.shape)
     recur(
         "delta",
@@ -52,5 +56,9 @@ def kda(
         v, decay.reshape(len(x), mixer.heads, mixer.key_dim), beta, None, state.halves,
         state.turn, out,
     )  # fmt: skip
+    tell(taps, "recurrence", out)
     normed = gated_norm(mixer.norm, out, gate, mixer.gate_activation, arithmetic)
-    return arithmetic.linear(mixer.o, normed)
+    tell(taps, "gated", normed)
+    output = arithmetic.linear(mixer.o, normed)
+    tell(taps, "o", output)
+    return output

@@ -56,6 +56,8 @@ def latent_attention(
     rows = memory.take((count, mixer.key_dim))
     join(latent, tail, rows)
     tell(taps, "latent", rows)
+    tell(taps, "q_nope", nope)
+    tell(taps, "q_rope", turned)
     keys, values = region.kept.keys, region.kept.values
     write_rows(rows.reshape(count, 1, -1), latent.reshape(count, 1, -1), keys, values, start)
     query = memory.take((count, heads, mixer.key_dim))
@@ -78,4 +80,6 @@ def latent_attention(
         copy(out, taps.heads)
     if taps is not None and taps.queries is not None:
         copy(query, taps.queries)
-    return arithmetic.linear(mixer.o, out.reshape(count, -1))
+    output = arithmetic.linear(mixer.o, out.reshape(count, -1))
+    tell(taps, "o", output)
+    return output

@@ -8,7 +8,7 @@ from larql.format.graph import ShortConvolution
 from larql.runtime.backends.production.arithmetic import Arithmetic, Float32
 from larql.runtime.backends.production.recurrence import convolved, whole
 from larql.runtime.regions import Region
-from larql.runtime.taps import BlockTaps
+from larql.runtime.taps import BlockTaps, tell
 
 __all__ = ["short_convolution"]
 
@@ -24,5 +24,10 @@ def short_convolution(
     """Return the operation's output for each position, and keep its last inputs."""
     (rows,) = whole(regions)
     before, after, values = arithmetic.linears([mixer.b, mixer.c, mixer.v], arithmetic.inputs(x))
+    for stage, part in (("b", before), ("c", after), ("v", values)):
+        tell(taps, stage, part)
     (found,) = convolved([(mixer.conv, rows, values)], arithmetic, before, after)
-    return arithmetic.linear(mixer.o, found)
+    tell(taps, "convolution", found)
+    output = arithmetic.linear(mixer.o, found)
+    tell(taps, "o", output)
+    return output

@@ -25,21 +25,23 @@ class Arithmetic:
 
     Attributes
     ----------
+    operands : mapping
+        Bound operands by name.
     routes : mapping
         The way to the experts of each bank, by the name of its down operand.
     """
 
     def __init__(self) -> None:
-        self._operands: dict[str, StoredOperand] = {}
+        self.operands: dict[str, StoredOperand] = {}
         self.routes: dict[str, ExpertRoute] = {}
 
     def bind(self, operand: StoredOperand) -> None:
         """Keep the operand's mapped bytes."""
-        self._operands[operand.name] = operand
+        self.operands[operand.name] = operand
 
     def rows(self, name: str, ids: npt.NDArray[np.int64]) -> Float64:
         """Return some rows of a matrix, ``[n, columns]``."""
-        operand = self._operands[name]
+        operand = self.operands[name]
         count, columns = operand.shape
         stored = operand.data.reshape(count, operand.encoding.row_bytes(columns))
         encoding, rows = take_rows(operand.encoding, stored, columns, ids)
@@ -47,7 +49,7 @@ class Arithmetic:
 
     def vector(self, name: str) -> Float64:
         """Return a vector, ``[n]``."""
-        return self.vector_of(self._operands[name])
+        return self.vector_of(self.operands[name])
 
     def vector_of(self, operand: StoredOperand) -> Float64:
         """Return an operand that is a vector, ``[n]``."""
@@ -70,7 +72,7 @@ class Arithmetic:
 
     def product(self, name: str, vectors: list[Float64]) -> list[Float64]:
         """Return a matrix times each vector."""
-        return self.product_of(self._operands[name], vectors)
+        return self.product_of(self.operands[name], vectors)
 
     def product_of(self, operand: StoredOperand, vectors: list[Float64]) -> list[Float64]:
         """Return an operand that is a matrix times each vector."""

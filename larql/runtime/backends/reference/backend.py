@@ -51,6 +51,8 @@ _NUMERICS = "float64 arithmetic, exact dequantised weights, float32 carrier"
 class ReferenceBackend(Backend):
     """Plain NumPy in float64; see the module.
 
+    What is not finite is refused or counted where that matters, and is no warning of NumPy's.
+
     Parameters
     ----------
     kv : str
@@ -130,35 +132,38 @@ class ReferenceBackend(Backend):
         notes: LeftOutNotes | None = None,
     ) -> Carrier:
         """Run one block and add its output."""
-        inputs = [self._arithmetic.norm(block.norm, row) for row in carrier.astype(np.float64)]
-        tell(taps, "norm", inputs)
-        inner = regions if block.conv is None else regions[:-1]
-        outputs = mix(block.mixer, inputs, inner, start, taps, self._arithmetic, tokens, notes)
-        if block.conv is not None:
-            (rows,) = whole(regions[-1:])
-            outputs = convolved(block.conv, outputs, rows, self._arithmetic)
-        outputs = [self._arithmetic.norm(block.post_norm, output) for output in outputs]
-        tell(taps, "output", outputs)
-        written = carrier.astype(np.float64)
-        for row, output in zip(written, outputs, strict=True):
-            row += block.residual_scale * output
-            if block.carrier_scale is not None:
-                row *= self._arithmetic.vector(block.carrier_scale)
-        return written.astype(np.float32)
+        with np.errstate(all="ignore"):
+            inputs = [self._arithmetic.norm(block.norm, row) for row in carrier.astype(np.float64)]
+            tell(taps, "norm", inputs)
+            inner = regions if block.conv is None else regions[:-1]
+            outputs = mix(block.mixer, inputs, inner, start, taps, self._arithmetic, tokens, notes)
+            if block.conv is not None:
+                (rows,) = whole(regions[-1:])
+                outputs = convolved(block.conv, outputs, rows, self._arithmetic)
+            outputs = [self._arithmetic.norm(block.post_norm, output) for output in outputs]
+            tell(taps, "output", outputs)
+            written = carrier.astype(np.float64)
+            for row, output in zip(written, outputs, strict=True):
+                row += block.residual_scale * output
+                if block.carrier_scale is not None:
+                    row *= self._arithmetic.vector(block.carrier_scale)
+            return written.astype(np.float32)
 
     def final_norm(self, op: Head, carrier: Carrier) -> npt.NDArray[np.float32]:
         """Return the head's norm of each position."""
-        rows = [self._arithmetic.norm(op.norm, row) for row in carrier.astype(np.float64)]
-        return np.stack(rows).astype(np.float32)
+        with np.errstate(all="ignore"):
+            rows = [self._arithmetic.norm(op.norm, row) for row in carrier.astype(np.float64)]
+            return np.stack(rows).astype(np.float32)
 
     def logits(self, op: Head, carrier: Carrier) -> npt.NDArray[np.float32]:
         """Return the logits of each position."""
-        rows = [self._arithmetic.norm(op.norm, row) for row in carrier.astype(np.float64)]
-        products = self._arithmetic.product(op.weight, rows)
-        logits = np.stack(products)[:, : op.vocab] * op.multiplier
-        if op.softcap is not None:
-            logits = op.softcap * np.tanh(logits / op.softcap)
-        return logits.astype(np.float32)
+        with np.errstate(all="ignore"):
+            rows = [self._arithmetic.norm(op.norm, row) for row in carrier.astype(np.float64)]
+            products = self._arithmetic.product(op.weight, rows)
+            logits = np.stack(products)[:, : op.vocab] * op.multiplier
+            if op.softcap is not None:
+                logits = op.softcap * np.tanh(logits / op.softcap)
+            return logits.astype(np.float32)
 
     def read_out(
         self, op: Head, carrier: Carrier, tokens: npt.NDArray[np.int64], top: int
@@ -207,6 +212,7 @@ class ReferenceBackend(Backend):
 
     def log_sum_exp(self, rows: npt.NDArray[np.float32]) -> npt.NDArray[np.float64]:
         """Return ``log(sum(exp(row)))`` of each row."""
-        largest = rows.max(axis=1).astype(np.float64)
-        sums = np.exp(rows.astype(np.float64) - largest[:, None]).sum(axis=1)
-        return np.asarray(largest + np.log(sums), dtype=np.float64)
+        with np.errstate(all="ignore"):
+            largest = rows.max(axis=1).astype(np.float64)
+            sums = np.exp(rows.astype(np.float64) - largest[:, None]).sum(axis=1)
+            return np.asarray(largest + np.log(sums), dtype=np.float64)

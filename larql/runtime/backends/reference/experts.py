@@ -44,7 +44,8 @@ class Experts:
             places = np.flatnonzero(wanted.experts == expert)
             inputs = [wanted.inputs[t].copy() for t in wanted.positions[places]]
             rows[places] = self._expert(int(expert), inputs)
-        return Done(rows, np.arange(len(rows)))
+        done = Done(rows, np.arange(len(rows)))
+        return self._bound.held(wanted, done) if wanted.held else done
 
     def _expert(self, expert: int, inputs: list[Float64]) -> list[Float64]:
         """Return one expert's output for some positions."""

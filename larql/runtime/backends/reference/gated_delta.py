@@ -19,7 +19,7 @@ from larql.runtime.backends.reference.recurrence import (
     whole,
 )
 from larql.runtime.regions import Region
-from larql.runtime.taps import BlockTaps
+from larql.runtime.taps import BlockTaps, tell
 
 __all__ = ["gated_delta"]
 
@@ -39,16 +39,23 @@ def gated_delta(
     q = convolved(mixer.q_conv, arithmetic.linear(mixer.q, inputs), q_rows, arithmetic)
     k = convolved(mixer.k_conv, arithmetic.linear(mixer.k, inputs), k_rows, arithmetic)
     v = convolved(mixer.v_conv, arithmetic.linear(mixer.v, inputs), v_rows, arithmetic)
+    for stage, rows in (("q", q), ("k", k), ("v", v)):
+        tell(taps, stage, rows)
     rate, tiled = pace(mixer, arithmetic), mixer.value_order == "tiled"
     bias = arithmetic.vector(mixer.decay_bias)
-    outputs = []
+    gates = arithmetic.linear(mixer.gate, inputs)
+    betas = [ACTIVATIONS["sigmoid"](row) for row in arithmetic.linear(mixer.beta, inputs)]
+    decays = [np.exp(rate * softplus(r + bias)) for r in arithmetic.linear(mixer.decay, inputs)]
+    for stage, rows in (("beta", betas), ("decay", decays), ("gate", gates)):
+        tell(taps, stage, rows)
+    outputs, reads = [], []
     for query, key, value, gate, beta, decay in zip(
         per_head(q, key_heads, heads, tiled=tiled),
         per_head(k, key_heads, heads, tiled=tiled),
         per_head(v, heads, heads),
-        arithmetic.linear(mixer.gate, inputs),
-        arithmetic.linear(mixer.beta, inputs),
-        arithmetic.linear(mixer.decay, inputs),
+        gates,
+        betas,
+        decays,
         strict=True,
     ):
         read = delta_step(
@@ -56,9 +63,14 @@ def gated_delta(
             unit(query, mixer.unit_eps) * mixer.scale,
             unit(key, mixer.unit_eps),
             value,
-            np.exp(rate * softplus(decay + bias))[:, None],
-            ACTIVATIONS["sigmoid"](beta)[:, None],
+            decay[:, None],
+            beta[:, None],
         )
+        reads.append(read)
         normed = arithmetic.norm(mixer.norm, read).reshape(-1)
         outputs.append(normed * ACTIVATIONS[mixer.gate_activation](gate))
-    return arithmetic.linear(mixer.o, outputs)
+    tell(taps, "recurrence", reads)
+    tell(taps, "gated", outputs)
+    projected = arithmetic.linear(mixer.o, outputs)
+    tell(taps, "o", projected)
+    return projected

@@ -19,7 +19,7 @@ from larql.runtime.backends.reference.recurrence import (
     whole,
 )
 from larql.runtime.regions import Region
-from larql.runtime.taps import BlockTaps
+from larql.runtime.taps import BlockTaps, tell
 
 __all__ = ["kda"]
 
@@ -38,17 +38,24 @@ def kda(
     q = convolved(mixer.q_conv, arithmetic.linear(mixer.q, inputs), q_rows, arithmetic)
     k = convolved(mixer.k_conv, arithmetic.linear(mixer.k, inputs), k_rows, arithmetic)
     v = convolved(mixer.v_conv, arithmetic.linear(mixer.v, inputs), v_rows, arithmetic)
-    decays = arithmetic.linear(mixer.decay_up, arithmetic.linear(mixer.decay_down, inputs))
+    for stage, rows in (("q", q), ("k", k), ("v", v)):
+        tell(taps, stage, rows)
+    raw = arithmetic.linear(mixer.decay_up, arithmetic.linear(mixer.decay_down, inputs))
     gates = arithmetic.linear(mixer.gate_up, arithmetic.linear(mixer.gate_down, inputs))
     rate = pace(mixer, arithmetic)[:, None]
     bias = arithmetic.vector(mixer.decay_bias)
-    outputs = []
+    betas = [ACTIVATIONS["sigmoid"](row) for row in arithmetic.linear(mixer.beta, inputs)]
+    decays = [np.exp(rate * softplus(row + bias).reshape(heads, -1)) for row in raw]
+    flat = [decay.reshape(-1) for decay in decays]
+    for stage, rows in (("beta", betas), ("decay", flat), ("gate", gates)):
+        tell(taps, stage, rows)
+    outputs, reads = [], []
     for query, key, value, gate, beta, decay in zip(
         per_head(q, heads, heads),
         per_head(k, heads, heads),
         per_head(v, heads, heads),
         gates,
-        arithmetic.linear(mixer.beta, inputs),
+        betas,
         decays,
         strict=True,
     ):
@@ -57,9 +64,14 @@ def kda(
             unit(query, mixer.unit_eps) * mixer.scale,
             unit(key, mixer.unit_eps),
             value,
-            np.exp(rate * softplus(decay + bias).reshape(heads, -1)),
-            ACTIVATIONS["sigmoid"](beta)[:, None],
+            decay,
+            beta[:, None],
         )
+        reads.append(read)
         normed = arithmetic.norm(mixer.norm, read).reshape(-1)
         outputs.append(normed * ACTIVATIONS[mixer.gate_activation](gate))
-    return arithmetic.linear(mixer.o, outputs)
+    tell(taps, "recurrence", reads)
+    tell(taps, "gated", outputs)
+    projected = arithmetic.linear(mixer.o, outputs)
+    tell(taps, "o", projected)
+    return projected

@@ -52,12 +52,16 @@ def latent_attention(
             arithmetic.norm(mixer.q_norm, row) for row in arithmetic.linear(mixer.q_down, inputs)
         ]
     nopes = arithmetic.linear(mixer.q_nope, narrow)
-    ropes = arithmetic.linear(mixer.q_rope, narrow)
+    ropes = [
+        turned(rope.reshape(mixer.heads, mixer.rope_dim), start + t)
+        for t, rope in enumerate(arithmetic.linear(mixer.q_rope, narrow))
+    ]
+    tell(taps, "q_nope", nopes)
+    tell(taps, "q_rope", ropes)
     mixed = []
     for t, (nope, rope) in enumerate(zip(nopes, ropes, strict=True)):
         seen = start + t + 1
         nope = nope.reshape(mixer.heads, mixer.nope_dim)
-        rope = turned(rope.reshape(mixer.heads, mixer.rope_dim), start + t)
         out = np.empty((mixer.heads, mixer.value_dim))
         for head in range(mixer.heads):
             scores = keys[:seen, head] @ nope[head] + rows[:seen, mixer.latent_dim :] @ rope[head]
@@ -69,7 +73,9 @@ def latent_attention(
         if taps is not None and taps.queries is not None:
             taps.queries[t] = _carried_over(mixer, nope, rope, arithmetic)
     tell(taps, "heads", [row.reshape(mixer.heads, -1) for row in mixed])
-    return arithmetic.linear(mixer.o, mixed)
+    output = arithmetic.linear(mixer.o, mixed)
+    tell(taps, "o", output)
+    return output
 
 
 def _carried_over(

@@ -7,11 +7,17 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from larql.errors import BindingDefect
+from larql.errors import Refusal
 from larql.format.graph import RoutedFfn, Router
 from larql.runtime.backends.reference.arithmetic import Arithmetic, Float64
 from larql.runtime.backends.reference.dense_ffn import ACTIVATIONS, dense_ffn
-from larql.runtime.routes import LeftOutNotes, reach
+from larql.runtime.backends.unsound import (
+    routed_defect,
+    router_defect,
+    shared_defect,
+    sound_rows,
+)
+from larql.runtime.routes import LeftOutNotes, Reached, Why, reach
 from larql.runtime.taps import BlockTaps, Routing
 
 __all__ = ["Chosen", "choose", "routed_ffn"]
@@ -52,9 +58,10 @@ def routed_ffn(
     Raises
     ------
     BindingDefect
-        If a router's scores are not finite.
+        If shared experts give what is not finite.
     Refusal
-        If a chosen expert cannot be reached, and ``notes`` is None.
+        If a router's scores or the routed part are not finite, or a chosen expert cannot be
+        reached, and ``notes`` is None.
     """
     trace = None if taps is None else taps.experts
     router = mixer.router
@@ -68,11 +75,10 @@ def routed_ffn(
     overall = 1.0 if router.global_scale is None else arithmetic.vector(router.global_scale)[0]
     choices, broken = [], []
     for t, row in enumerate(logits):
-        try:
-            choices.append(choose(router, row, correction, factors, overall))
-        except BindingDefect as defect:
-            broken.append((t, defect))
-            choices.append(_none(router))
+        choice = choose(router, row, correction, factors, overall)
+        if choice is None:
+            broken.append((t, router_defect(router, read[t], arithmetic.operands)))
+        choices.append(choice or _none(router))
     chosen = np.stack([choice.experts for choice in choices])
     weights = np.stack([choice.weights for choice in choices])
     if taps is not None:
@@ -84,17 +90,29 @@ def routed_ffn(
         trace.shared = None
         trace.chosen, trace.weights = chosen, weights
     route = arithmetic.routes[mixer.bank.down]
-    reached = reach(route, np.stack(rows), chosen, broken, start, notes)
-    if trace is not None:
-        trace.gave(reached, len(inputs))
     outputs = [np.zeros_like(x) for x in inputs]
-    for t, places in zip(reached.kept, reached.places, strict=True):
-        output = np.zeros(mixer.bank.hidden)
-        for place, weight in zip(places, weights[t], strict=True):
-            output = output + weight * reached.rows[place]
-        if mixer.latent is not None:
-            (output,) = arithmetic.linear(mixer.latent.back, [output])
-        outputs[t] = arithmetic.norm(mixer.post_norm, output)
+
+    def add(reached: Reached) -> tuple[npt.NDArray[np.bool_], Why]:
+        summed = []
+        outputs[:] = [np.zeros_like(x) for x in inputs]
+        for t, places in zip(reached.kept, reached.places, strict=True):
+            output = np.zeros(mixer.bank.hidden)
+            for place, weight in zip(places, weights[t], strict=True):
+                output = output + weight * reached.rows[place]
+            summed.append(output)
+            if mixer.latent is not None:
+                (output,) = arithmetic.linear(mixer.latent.back, [output])
+            outputs[t] = arithmetic.norm(mixer.post_norm, output)
+
+        def why(place: int) -> Refusal:
+            given = weights[reached.kept[place]]
+            return routed_defect(mixer, summed[place], given, arithmetic.operands)
+
+        return ~sound_rows(np.stack(outputs))[reached.kept], why
+
+    reached = reach(route, np.stack(rows), chosen, broken, add, start, notes)
+    if trace is not None:
+        trace.gave(reached, len(inputs), np.copy)
     if trace is not None:
         trace.routed = np.stack(outputs)
     if mixer.shared is not None:
@@ -112,8 +130,11 @@ def routed_ffn(
         found = dense_ffn(ffn, inputs, (), 0, None, arithmetic)
         beside = [c.shared[number] * more for c, more in zip(choices, found, strict=True)]
         if trace is not None:
-            trace.add_shared(np.stack(beside))
+            more = np.stack(beside)
+            trace.shared = more if trace.shared is None else trace.shared + more
         outputs = [output + more for output, more in zip(outputs, beside, strict=True)]
+    if not sound_rows(np.stack(outputs)).all():
+        raise shared_defect(mixer, arithmetic.operands)
     if trace is not None:
         trace.output = np.stack(outputs)
     return outputs
@@ -131,7 +152,7 @@ def choose(
     correction: Float64 | None,
     factors: Float64 | None,
     overall: float = 1.0,
-) -> Chosen:
+) -> Chosen | None:
     """Choose experts for one position.
 
     Parameters
@@ -145,12 +166,8 @@ def choose(
 
     Returns
     -------
-    Chosen
-
-    Raises
-    ------
-    BindingDefect
-        If a rank is not finite.
+    Chosen or None
+        None if a rank is not finite.
     """
     every, logits = logits, logits[: router.experts]
     if router.score == "softmax":
@@ -162,10 +179,7 @@ def choose(
     ordered = logits if router.ranks_by_logits else scores
     ranks = ordered if correction is None else ordered + correction
     if not (np.isfinite(ranks).all() and np.isfinite(every).all()):
-        raise BindingDefect(
-            f"{router.scores.weight}: the router's scores are not finite, so no expert can be "
-            f"chosen; the weights before it are damaged, or overflow"
-        )
+        return None
     open_to = ranks.copy()
     groups = router.groups
     if groups is not None:
