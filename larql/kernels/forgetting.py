@@ -1,9 +1,10 @@
 """Step sizes and decays of recurrent states.
 
 Elementwise, for each position: step = clip(softplus(x + bias), least, most) and
-decay = exp(-exp(rate) * step). softplus(x) is max(x, 0) + log1p(exp(-|x|)), and log1p(u) for
-0 <= u <= 1 is 2 atanh(s), s = u / (2 + u), whose series in s^2 <= 1/9 ends where a term is below
-half a unit in the last place.
+decay = exp(-exp(rate) * step), or exp(rate * step) where rates are stored as numbers below 0.
+softplus(x) is max(x, 0) + log1p(exp(-|x|)), and log1p(u) for 0 <= u <= 1 is 2 atanh(s),
+s = u / (2 + u), whose series in s^2 <= 1/9 ends where a term is below half a unit in the last
+place.
 """
 
 from __future__ import annotations
@@ -36,6 +37,7 @@ def _forget(variant: Any, p: int, task: int, worker: int) -> None:
     steps, decays = load_i64(p + 24), load_i64(p + 32)
     rows, width, share = load_i64(p + 40), load_i64(p + 48), load_i64(p + 56)
     least, most = splat(load_f32(p + 64)), splat(load_f32(p + 72))
+    negated = load_i64(p + 80)
     for row in range(task * share, min(rows, (task + 1) * share)):
         for at in range(0, width, 16):
             count, column, place = min(16, width - at), at * 4, (row * width + at) * 4
@@ -44,7 +46,9 @@ def _forget(variant: Any, p: int, task: int, worker: int) -> None:
             step = select(step > most, most, step)
             if steps != 0:
                 store_most(steps + place, step, count)
-            pace = splat(_ZERO) - exp(load_most(rate + column, count))
+            pace = load_most(rate + column, count)
+            if negated == 0:
+                pace = splat(_ZERO) - exp(pace)
             store_most(decays + place, exp(pace * step), count)
 
 
@@ -60,6 +64,8 @@ def forget(
     limits: tuple[float, float],
     steps: Float32 | None,
     decays: Float32,
+    *,
+    negated: bool = False,
 ) -> None:
     """Write clip(softplus(x + bias), *limits) to `steps` and exp(-exp(rate) * it) to `decays`.
 
@@ -73,6 +79,8 @@ def forget(
         May be `x`.
     decays : float32 [T, W]
         May be `x` where `steps` is None.
+    negated : bool
+        `rate` is -exp(rate) already.
 
     Raises
     ------
@@ -89,6 +97,6 @@ def forget(
         float_matrix(rate, (width,), "rate"),
         0 if steps is None else float_matrix(steps, shape, "steps"),
         float_matrix(decays, shape, "decays"),
-        rows, width, share, *map(int, numbers.view(np.int64)),
+        rows, width, share, *map(int, numbers.view(np.int64)), int(negated),
     )  # fmt: skip
     launch(_compiled(), np.array(words, np.int64), -(-rows // share), x, bias, rate, steps, decays)

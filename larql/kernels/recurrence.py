@@ -127,6 +127,8 @@ def _recur(variant: Any, p: int, task: int, worker: int) -> None:
     strips = (values + 15) // 16
     head, column = task // strips, task % strips * 16
     key_head, count = head * key_heads // heads, min(16, values - column)
+    if load_i64(p + 128) != 0:
+        key_head = head % key_heads
     turn, each = load_i64(load_i64(p + 120)), 4 if decays > 1 else 0
     half, mine = heads * strips * keys * 64, task * keys * 64
     source, place = state + turn * half + mine, state + (1 - turn) * half + mine
@@ -165,6 +167,8 @@ def recur(
     state: Float32,
     turn: Turn,
     out: Float32,
+    *,
+    tiled: bool = False,
 ) -> None:
     """Carry a recurrent state over some positions.
 
@@ -187,6 +191,8 @@ def recur(
         it becomes in the other.
     turn : int64 [1]
         Which half is read.
+    tiled : bool
+        Head h uses group h % G.
 
     Raises
     ------
@@ -214,7 +220,7 @@ def recur(
         float_matrix(state, (2, heads, strips, keys, LANES), "state"),
         float_matrix(out, shape, "out"),
         tokens, groups, heads, keys, values, decays, int(rule == "delta"),
-        turn_address(turn),
+        turn_address(turn), int(tiled),
     )  # fmt: skip
     launch(
         _compiled(), np.array(words, np.int64), heads * strips, q, k, v, decay, beta,

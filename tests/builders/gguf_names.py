@@ -78,6 +78,10 @@ class Conversion:
         From ``config.json`` to metadata, without the architecture's prefix.
     tensors : callable
         From ``config.json`` to tensors that only a GGUF file has.
+    outside : mapping
+        Names outside the layers that differ.
+    prepare : callable or None
+        What is done to the tensors, all of them in float32, before they are named.
     """
 
     architecture: str
@@ -86,35 +90,53 @@ class Conversion:
     names: Mapping[str, str] = field(default_factory=dict)
     keys: Callable[[Mapping[str, Any]], dict[str, object]] = lambda config: {}
     tensors: Callable[[Mapping[str, Any]], dict[str, list[float]]] = lambda config: {}
+    outside: Mapping[str, str] = field(default_factory=dict)
+    prepare: Callable[[dict[str, Array], Mapping[str, Any]], None] | None = None
 
 
 def write_as_gguf(checkpoint: Path, path: Path, conversion: Conversion) -> Path:
     """Write a checkpoint directory as a GGUF file, matrices as they are stored."""
+    metadata, tensors = as_gguf(checkpoint, conversion)
+    return write_gguf(path, metadata, tensors)[0]
+
+
+def as_gguf(checkpoint: Path, conversion: Conversion) -> tuple[dict[str, object], list[Tensor]]:
+    """Return metadata and tensors of a checkpoint directory as of a GGUF file."""
     config = json.loads((checkpoint / "config.json").read_text())
     prefix = conversion.architecture
     metadata: dict[str, object] = {"general.architecture": prefix, "general.name": "oracle"}
     keys = {**_usual_keys(config), **conversion.keys(config)}
     metadata |= {f"{prefix}.{key}": value for key, value in keys.items()}
     tensors: list[Tensor] = []
-    for name, rows in _packed(_stored(checkpoint)).items():
+    stored = _stored(checkpoint)
+    if conversion.prepare is not None:
+        whole = {name: _floats(*tensor) for name, tensor in stored.items()}
+        conversion.prepare(whole, config)
+        stored = {name: ("F32", np.ascontiguousarray(rows, "<f4")) for name, rows in whole.items()}
+    for name, rows in _packed(stored).items():
         tensors.append(_converted(name, rows, config, conversion))
     for name, values in conversion.tensors(config).items():
         data = np.array(values, "<f4")
         tensors.append((name, data.shape, GGML_F32, data.tobytes()))
-    return write_gguf(path, metadata, tensors)[0]
+    return metadata, tensors
 
 
 def _usual_keys(config: Mapping[str, Any]) -> dict[str, object]:
     keys = {
         "block_count": u32(config["num_hidden_layers"]),
-        "context_length": u32(config["max_position_embeddings"]),
         "embedding_length": u32(config["hidden_size"]),
-        "feed_forward_length": u32(config["intermediate_size"]),
         "attention.head_count": u32(config["num_attention_heads"]),
-        "attention.head_count_kv": u32(config["num_key_value_heads"]),
-        "attention.layer_norm_rms_epsilon": f32(config["rms_norm_eps"]),
-        "rope.freq_base": f32(rope_of(config)["rope_theta"]),
     }
+    stated: tuple[tuple[str, str, Callable[[Any], object]], ...] = (
+        ("max_position_embeddings", "context_length", u32),
+        ("intermediate_size", "feed_forward_length", u32),
+        ("num_key_value_heads", "attention.head_count_kv", u32),
+        ("rms_norm_eps", "attention.layer_norm_rms_epsilon", f32),
+        ("norm_eps", "attention.layer_norm_rms_epsilon", f32),
+    )
+    keys |= {new: kind(config[old]) for old, new, kind in stated if old in config}
+    if "rope_theta" in rope_of(config):
+        keys["rope.freq_base"] = f32(rope_of(config)["rope_theta"])
     if config.get("head_dim"):
         keys["attention.key_length"] = u32(config["head_dim"])
         keys["attention.value_length"] = u32(config["head_dim"])
@@ -125,7 +147,8 @@ def rope_of(config: Mapping[str, Any]) -> dict[str, Any]:
     """The rotary settings of a configuration of either style."""
     if "rope_parameters" in config:
         return dict(config["rope_parameters"])
-    return {"rope_theta": config["rope_theta"], **(config["rope_scaling"] or {})}
+    theta = {key: config[key] for key in ("rope_theta",) if key in config}
+    return {**theta, **(config.get("rope_scaling") or {})}
 
 
 def yarn_keys(config: Mapping[str, Any]) -> dict[str, object]:
@@ -155,12 +178,16 @@ def _stored(checkpoint: Path) -> dict[str, tuple[str, Array]]:
     return found
 
 
+def _floats(dtype: str, rows: Array) -> Array:
+    return rows if dtype == "F32" else (rows.astype("<u4") << 16).view("<f4")
+
+
 def _apart(tensors: dict[str, tuple[str, Array]]) -> dict[str, tuple[str, Array]]:
     """The same with clamped experts' gate and up apart, rows of outputs, and names that end."""
     found: dict[str, tuple[str, Array]] = {}
     for name, (dtype, rows) in tensors.items():
         place, _, part = name.partition(".experts.")
-        if part.startswith(("gate_up_proj", "down_proj")):
+        if part.removesuffix("_bias") in ("gate_up_proj", "down_proj"):
             suffix = "bias" if part.endswith("_bias") else "weight"
             turned = rows if suffix == "bias" else np.ascontiguousarray(rows.swapaxes(1, 2))
             if part.startswith("down"):
@@ -210,15 +237,17 @@ def _converted(
     if conversion.adjacent and part in heads:
         halves = rows.reshape(heads[part], 2, len(rows) // heads[part] // 2, *rows.shape[1:])
         rows = halves.swapaxes(1, 2).reshape(rows.shape)
-    if name in _WHOLE:
-        new = _WHOLE[name]
+    outside = {**_WHOLE, **conversion.outside}
+    if name in outside:
+        new = outside[name]
     else:
         _model, _layers, layer, rest = name.split(".", 3)
-        inside, suffix = rest.rsplit(".", 1)
-        new = f"blk.{layer}.{({**_LAYER, **conversion.names})[inside]}.{suffix}"
+        names = {**_LAYER, **conversion.names}
+        inside, _dot, suffix = rest.rpartition(".")
+        new = f"blk.{layer}.{names.get(rest) or f'{names[inside]}.{suffix}'}"
     if rows.ndim > 1:
         return new, rows.shape, GGML_F32 if dtype == "F32" else GGML_BF16, rows.tobytes()
-    values = rows if dtype == "F32" else (rows.astype("<u4") << 16).view("<f4")
+    values = _floats(dtype, rows)
     if conversion.offset_norms and "norm" in name:
         values = values + np.float32(1)
     return new, values.shape, GGML_F32, np.ascontiguousarray(values, "<f4").tobytes()

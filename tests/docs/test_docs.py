@@ -167,7 +167,7 @@ def every_operation() -> g.Graph:
     latent = g.LatentAttention(
         heads=2, nope_dim=4, rope_dim=4, value_dim=4, latent_dim=8, scale=0.5, q_down=linear,
         q_norm=norm, q_nope=linear, q_rope=linear, latent=linear, latent_norm=norm, k_rope=linear,
-        k_up=linear, v_up=linear, o=linear, rope=rope,
+        k_up=linear, v_up=linear, o=linear, rope=rope, k_up_rows="latent",
     )  # fmt: skip
     own = g.PerLayerEmbedding(8, "silu", linear, norm, linear, linear, 0.1, 0.7)
     ffn = g.DenseFfn("silu", linear, linear, linear, "o/fs")
@@ -190,14 +190,19 @@ def every_operation() -> g.Graph:
     convs = (conv, conv, conv)
     recurrent = (
         g.GatedDelta(
-            2, 2, 4, 4, 0.5, 1e-6, *(linear,) * 6, *convs, "o/a", "o/d", norm, "silu", linear
+            2, 2, 4, 4, 0.5, 1e-6, *(linear,) * 6, *convs, "o/a", "o/d", norm, "silu", linear,
+            "negated", "tiled",
         ),
-        g.Kda(2, 4, 4, 0.5, 1e-6, *(linear,) * 8, *convs, "o/a", "o/d", norm, "sigmoid", linear),
+        g.Kda(
+            2, 4, 4, 0.5, 1e-6, *(linear,) * 8, *convs, "o/a", "o/d", norm, "sigmoid", linear,
+            "negated",
+        ),
         g.Ssm(
-            2, 4, 1, 4, *(linear,) * 5, *convs, "o/a", "o/d", "o/s", norm, "silu", linear, 0.1, 2.0
+            2, 4, 1, 4, *(linear,) * 5, *convs, "o/a", "o/d", "o/s", norm, "silu", linear, 0.1, 2.0,
+            "negated",
         ),
         g.ShortConvolution(linear, linear, linear, conv, linear),
-    )
+    )  # fmt: skip
     blocks = (
         g.Block("attention", attention, norm, norm, 0.5),
         g.Block("attention", dataclasses.replace(attention, shared=1), norm, norm, 0.5),

@@ -101,6 +101,9 @@ def test_steps_and_decays(rows: int, width: int, seed: int) -> None:
     assert np.allclose(decays, np.exp(-np.exp(rate.astype(float)) * steps), rtol=1e-6)
     elementary(x + bias, "softplus", expected)
     elementary(-pace * expected, "exp", expected)
+    found = np.empty_like(x)
+    forget(x, bias, -pace, (0.0, math.inf), None, found, negated=True)
+    assert same(found, expected)
     forget(x, bias, rate, (0.0, math.inf), None, x)
     assert same(x, expected)
 
@@ -110,10 +113,17 @@ def test_steps_and_decays(rows: int, width: int, seed: int) -> None:
     form=st.sampled_from(["heads", "channels", "sum"]),
     counts=st.lists(st.integers(1, 4), min_size=1, max_size=3), groups=st.integers(1, 2),
     each=st.integers(1, 3), keys=st.sampled_from([1, 3, 8, 13]),
-    values=st.sampled_from([1, 16, 20, 33]), seed=st.integers(0, 999),
+    values=st.sampled_from([1, 16, 20, 33]), seed=st.integers(0, 999), tiled=st.booleans(),
 )  # fmt: skip
 def test_a_recurrence_is_the_same_in_any_pieces(
-    form: str, counts: list[int], groups: int, each: int, keys: int, values: int, seed: int
+    form: str,
+    counts: list[int],
+    groups: int,
+    each: int,
+    keys: int,
+    values: int,
+    seed: int,
+    tiled: bool,
 ) -> None:
     rule: Rule = "sum" if form == "sum" else "delta"
     total, heads = sum(counts), groups * each
@@ -124,12 +134,15 @@ def test_a_recurrence_is_the_same_in_any_pieces(
     skip = some(form == "sum", seed + 4, heads)
     region = StripRegion(Recurrent(0, heads, keys, values), LANES)
     region.write(normal(seed + 5, heads, keys, values))
-    expected, state = naive.recur(rule, q, k, v, decay, beta, skip, region.read())
+    expected, state = naive.recur(rule, q, k, v, decay, beta, skip, region.read(), tiled)
     out, first = np.empty_like(v), 0
     for count in counts:
         p = slice(first, first + count)
         old = region.read()
-        recur(rule, q[p], k[p], v[p], decay[p], beta[p], skip, region.halves, region.turn, out[p])
+        recur(
+            rule, q[p], k[p], v[p], decay[p], beta[p], skip, region.halves, region.turn, out[p],
+            tiled=tiled,
+        )  # fmt: skip
         assert same(region.read(), old)
         region.settle()
         first += count

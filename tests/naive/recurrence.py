@@ -22,14 +22,22 @@ def convolve(
 
 
 def recur(
-    rule: str, q: F32, k: F32, v: F32, decay: F32, beta: F32, skip: F32 | None, state: F32
+    rule: str,
+    q: F32,
+    k: F32,
+    v: F32,
+    decay: F32,
+    beta: F32,
+    skip: F32 | None,
+    state: F32,
+    tiled: bool = False,
 ) -> tuple[F32, F32]:
     """q, k [T, G, K], v [T, H, V], state [H, K, V] -> outputs [T, H, V], and the state."""
     heads = v.shape[1]
     state, out = state.copy(), np.empty_like(v)
     for t in range(len(v)):
         for head in range(heads):
-            group = head // (heads // q.shape[1])
+            group = head % q.shape[1] if tiled else head // (heads // q.shape[1])
             key, value, s = k[t, group], v[t, head], state[head]
             s *= decay[t, head][..., None]
             change = value * beta[t, head]

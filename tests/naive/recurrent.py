@@ -39,8 +39,9 @@ def convolve(x: Array, w: Weights, name: str) -> Array:
     return np.asarray(y + w.get(f"{name}.bias", np.zeros(1)))
 
 
-def heads(x: Array, count: int, total: int) -> Array:
-    return np.repeat(x.reshape(len(x), count, -1), total // count, axis=1)
+def heads(x: Array, count: int, total: int, tiled: bool = False) -> Array:
+    each = x.reshape(len(x), count, -1)
+    return np.tile(each, (1, total // count, 1)) if tiled else np.repeat(each, total // count, 1)
 
 
 def unit(x: Array, eps: float) -> Array:
@@ -64,9 +65,11 @@ def delta_rule(q: Array, k: Array, v: Array, decay: Array, beta: Array) -> Array
     return out
 
 
-def gated_delta(x: Array, w: Weights, key_heads: int, value_heads: int, eps: float) -> Array:
+def gated_delta(
+    x: Array, w: Weights, key_heads: int, value_heads: int, eps: float, tiled: bool = False
+) -> Array:
     q, k, v = (silu(convolve(project(x, w, p), w, f"{p}_conv")) for p in "qkv")
-    q, k = heads(q, key_heads, value_heads), heads(k, key_heads, value_heads)
+    q, k = (heads(rows, key_heads, value_heads, tiled) for rows in (q, k))
     v = heads(v, value_heads, value_heads)
     step = softplus(project(x, w, "decay") + w["decay_bias"])
     decay = np.exp(-np.exp(w["decay_rate"]) * step)[:, :, None]

@@ -67,9 +67,59 @@ GPT_OSS = Conversion(
     },
 )
 PHI3 = Conversion("phi3", keys=_phi3_keys, tensors=_phi3_tensors)
+
+
+def _llama3_factors(config: Mapping[str, Any]) -> dict[str, list[float]]:
+    """What each frequency is divided by: nothing, all of the factor, or a part of it between."""
+    rope, dim = rope_of(config), config["hidden_size"] // config["num_attention_heads"]
+    turns = rope["original_max_position_embeddings"] / (
+        2 * np.pi * rope["rope_theta"] ** (np.arange(0, dim, 2) / dim)
+    )
+    low, high = rope["low_freq_factor"], rope["high_freq_factor"]
+    kept = np.clip((turns - low) / (high - low), 0.0, 1.0)
+    return {"rope_freqs.weight": (1.0 / ((1 - kept) / rope["factor"] + kept)).tolist()}
+
+
+GRANITE = Conversion(
+    "granite",
+    adjacent=True,
+    keys=lambda config: {
+        "attention.scale": f32(config["attention_multiplier"]),
+        "embedding_scale": f32(config["embedding_multiplier"]),
+        "residual_scale": f32(config["residual_multiplier"]),
+        "logit_scale": f32(config["logits_scaling"]),
+        "rope.dimension_count": u32(8),
+    },
+)
+OLMO2 = Conversion("olmo2", names=POST_NORMS)
+GLM4_MOE = Conversion(
+    "glm4moe",
+    names={"post_attention_layernorm": "post_attention_norm"},
+    keys=lambda config: {
+        **expert_keys(config),
+        "expert_shared_count": u32(config["n_shared_experts"]),
+        "leading_dense_block_count": u32(config["first_k_dense_replace"]),
+        "expert_weights_scale": f32(config["routed_scaling_factor"]),
+        "expert_weights_norm": config["norm_topk_prob"],
+        "expert_gating_func": u32(2),
+        "expert_group_count": u32(config["n_group"]),
+        "expert_group_used_count": u32(config["topk_group"]),
+        "rope.dimension_count": u32(
+            int(
+                (
+                    rope_of(config).get("partial_rotary_factor")
+                    or config.get("partial_rotary_factor")
+                    or 0.5
+                )
+                * config["head_dim"]
+            )
+        ),
+    },
+)
 CASES = {
     "llama": Conversion("llama", adjacent=True),
-    "mistral-yarn": Conversion("llama", adjacent=True, keys=yarn_keys),
+    "llama-llama3": Conversion("llama", adjacent=True, tensors=_llama3_factors),
+    "mistral-yarn": Conversion("mistral3", adjacent=True, keys=yarn_keys),
     "qwen2-older": Conversion(
         "qwen2",
         keys=lambda config: {"rope.scaling.type": "linear", "rope.scaling.factor": f32(2.0)},
@@ -78,19 +128,11 @@ CASES = {
     "phi3": PHI3,
     "phi3-short": PHI3,
     "phi3-long": PHI3,
-    "granite": Conversion(
-        "granite",
-        adjacent=True,
-        keys=lambda config: {
-            "attention.scale": f32(config["attention_multiplier"]),
-            "embedding_scale": f32(config["embedding_multiplier"]),
-            "residual_scale": f32(config["residual_multiplier"]),
-            "logit_scale": f32(config["logits_scaling"]),
-            "rope.dimension_count": u32(8),
-        },
-    ),
+    "granite": GRANITE,
+    "granite-older": GRANITE,
     "smollm3-older": Conversion("smollm3", adjacent=True),
-    "olmo2": Conversion("olmo2", names=POST_NORMS),
+    "olmo2": OLMO2,
+    "olmo2-older": OLMO2,
     "mixtral-top3": Conversion(
         "llama",
         adjacent=True,
@@ -110,19 +152,8 @@ CASES = {
     "olmoe-renormalised": Conversion(
         "olmoe", keys=lambda config: {**expert_keys(config), "expert_weights_norm": True}
     ),
-    "glm4_moe": Conversion(
-        "glm4moe",
-        names={"post_attention_layernorm": "post_attention_norm"},
-        keys=lambda config: {
-            **expert_keys(config),
-            "expert_shared_count": u32(config["n_shared_experts"]),
-            "leading_dense_block_count": u32(config["first_k_dense_replace"]),
-            "expert_weights_scale": f32(config["routed_scaling_factor"]),
-            "expert_weights_norm": True,
-            "expert_gating_func": u32(2),
-            "rope.dimension_count": u32(4),
-        },
-    ),
+    "glm4_moe": GLM4_MOE,
+    "glm4_moe-groups": GLM4_MOE,
     "gemma2-older": Conversion(
         "gemma2",
         offset_norms=True,

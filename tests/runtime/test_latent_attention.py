@@ -119,6 +119,24 @@ def test_form(name: str, form: str) -> None:
     assert steps.tobytes() == found.tobytes()
 
 
+@pytest.mark.parametrize("name", BACKENDS)
+@pytest.mark.parametrize("form", FORMS)
+def test_each_head_s_keys_may_be_turned(name: str, form: str) -> None:
+    """Rows of a latent's numbers then carry a query over."""
+    mixer = FORMS[form]
+    operands = random_operands(Block(site="attention", mixer=mixer), 1)
+    expected = twin(mixer, operands, INPUTS)
+    turned = replace(mixer, k_up=_linear("k_up", HEADS * LATENT, NOPE), k_up_rows="latent")
+    assert list(turned.defects(HIDDEN, "here")) == []
+    matrices = operands[mixer.k_up.weight].reshape(HEADS, NOPE, LATENT).swapaxes(1, 2)
+    stored = {**operands, mixer.k_up.weight: matrices.reshape(HEADS * LATENT, NOPE)}
+    backend, block = backend_with(name, stored), Block(site="attention", mixer=turned)
+    found = run_block(backend, block, INPUTS, [70])
+    assert np.abs(found - expected).max() < 3e-6 * np.abs(expected).max()
+    steps = run_block(backend, block, INPUTS, [1, 18, 1, 50])
+    assert steps.tobytes() == found.tobytes()
+
+
 @pytest.mark.parametrize("encoding", ["bf16", "q4_k"])
 def test_stored_forms_of_the_matrices_of_heads(encoding: str) -> None:
     """They are decoded as any other matrix, whatever its rows are made of."""
@@ -206,6 +224,7 @@ def test_pattern(name: str) -> None:
             "k_up has a bias",
         ),
         (replace(DIRECT, rope_dim=0), "rope width is 0"),
+        (replace(DIRECT, k_up_rows="latent"), "k_up is ["),
     ],
 )
 def test_contradiction(mixer: LatentAttention, problem: str) -> None:

@@ -94,6 +94,10 @@ CASES: dict[str, tuple[Mixer, Callable[[Array, naive.Weights], Array]]] = {
         gated_delta(2, 6, 7, 18, 4),
         lambda x, w: naive.gated_delta(x, w, 2, 6, EPS),
     ),
+    "gated delta, tiled": (
+        replace(gated_delta(2, 6, 7, 18, 4), value_order="tiled"),
+        lambda x, w: naive.gated_delta(x, w, 2, 6, EPS, tiled=True),
+    ),
     "gated delta, one tap": (
         gated_delta(3, 3, 16, 16, 1),
         lambda x, w: naive.gated_delta(x, w, 3, 3, EPS),
@@ -127,6 +131,25 @@ def test_an_operation_is_what_its_definition_says(name: str, backend: str) -> No
     assert np.abs(found - expected).max() < 3e-6 * np.abs(expected).max()
     for chunks in ([1] * 19, [2, 1, 16], [7, 12]):
         assert run_block(made, block, inputs, chunks).tobytes() == found.tobytes()
+
+
+@pytest.mark.parametrize("name", ["gated delta, tiled", "kda", "ssm"])
+@BACKENDS
+def test_rates_may_be_stored_as_they_are_used(name: str, backend: str) -> None:
+    block, definition = block_of(name), CASES[name][1]
+    operands = random_operands(block, 1)
+    inputs = np.random.default_rng(2).standard_normal((19, HIDDEN)).astype(np.float32).astype(float)
+    weights = {operand.removeprefix("l/"): value for operand, value in operands.items()}
+    expected = inputs + definition(inputs, weights)
+    mixer = block.mixer
+    assert isinstance(mixer, GatedDelta | Kda | Ssm)
+    stored = -np.exp(operands["l/decay_rate"])
+    made = backend_with(backend, {**operands, "l/decay_rate": stored})
+    negated = replace(block, mixer=replace(mixer, rates="negated"))
+    found = run_block(made, negated, inputs, [19])
+    assert np.abs(found - expected).max() < 3e-6 * np.abs(expected).max()
+    for chunks in ([1] * 19, [7, 12]):
+        assert run_block(made, negated, inputs, chunks).tobytes() == found.tobytes()
 
 
 @EACH

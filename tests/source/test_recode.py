@@ -13,7 +13,7 @@ from larql.format.codec import ENCODINGS, decode, encode
 from larql.format.container import Container, verify_container
 from larql.format.index import Representation
 from larql.format.progress import SilentProgress
-from larql.format.source.builder import Binding
+from larql.format.source.binding import Binding
 from larql.format.source.checkpoint import SourceTensor
 from larql.format.source.recode import QUANT_CHOICES, Recoding, choose_recoding
 from tests.builders.containers import make_container

@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from larql.format.rows import RowSelection, row_count
-from larql.format.source.builder import Binding, Builder
+from larql.format.source.binding import Binding
+from larql.format.source.builder import Builder
 from larql.format.source.checkpoint import open_checkpoint
 from larql.format.source.compiler import _check_rows
 from larql.format.source.config import ConfigReader

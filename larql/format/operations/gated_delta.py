@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 from larql.format.operations.contract import Defect, OperandContract, Site, at_least_1
 from larql.format.operations.convolution import Convolution
@@ -27,8 +27,8 @@ class GatedDelta:
         o  = q.S
 
     and the output ``o_proj(norm(o) * gate_activation(gate x))``, the norm shared by all heads.
-    Key head h serves value heads ``h r .. h r + r`` (Yang, Kautz and Hatamizadeh, "Gated Delta
-    Networks", 2024).
+    Key head h serves value heads ``h r .. h r + r``, or where these are ``tiled`` the heads ``h``,
+    ``h + key_heads``, … (Yang, Kautz and Hatamizadeh, "Gated Delta Networks", 2024).
 
     Attributes
     ----------
@@ -44,6 +44,10 @@ class GatedDelta:
     q_conv, k_conv, v_conv : Convolution
     decay_rate, decay_bias : str
         Operands of shape ``[value_heads]``.
+    rates : {"negated"} or None
+        ``negated``: ``decay_rate`` holds ``-exp`` of what the formula has.
+    value_order : {"tiled"} or None
+        Which value heads share a key head; None: neighbours.
     norm : Norm
         Of width ``value_dim``.
     gate_activation : Activation
@@ -73,6 +77,8 @@ class GatedDelta:
     norm: Norm
     gate_activation: Activation
     o: Linear
+    rates: Literal["negated"] | None = None
+    value_order: Literal["tiled"] | None = None
 
     def contracts(self, layer: int) -> Iterator[OperandContract]:
         """Yield the operands that it reads, in the order in which they are used."""
@@ -134,7 +140,7 @@ class GatedDelta:
         return (
             f"gated delta, {self.value_heads} heads / {self.key_heads} key × {self.key_dim} "
             f"→ {self.value_dim}, scale {self.scale:.9g}, convolution {self.q_conv.taps}, "
-            f"{self.gate_activation} gate"
+            f"{self.gate_activation} gate{', tiled' if self.value_order else ''}"
         )
 
     def brief(self) -> str:

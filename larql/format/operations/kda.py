@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 from larql.format.operations.contract import Defect, OperandContract, Site, at_least_1
 from larql.format.operations.convolution import Convolution
@@ -41,6 +41,8 @@ class Kda:
         Operand of shape ``[heads]``.
     decay_bias : str
         Operand of shape ``[heads * key_dim]``.
+    rates : {"negated"} or None
+        ``negated``: ``decay_rate`` holds ``-exp`` of what the formula has.
     norm : Norm
         Of width ``value_dim``.
     gate_activation : Activation
@@ -71,6 +73,7 @@ class Kda:
     norm: Norm
     gate_activation: Activation
     o: Linear
+    rates: Literal["negated"] | None = None
 
     def contracts(self, layer: int) -> Iterator[OperandContract]:
         """Yield the operands that it reads, in the order in which they are used."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 from larql.format.operations.contract import Defect, OperandContract, Site, at_least_1
 from larql.format.operations.linear import Linear, Norm
@@ -39,6 +39,9 @@ class LatentAttention:
     latent_norm : Norm or None
     k_up, v_up : Linear
         From a latent; rows are heads in order; without bias.
+    k_up_rows : {"latent"} or None
+        ``latent``: each head's matrix in ``k_up`` is turned, so that it has ``latent_dim`` rows of
+        ``nope_dim``, which carry a query over to a latent.
     o : Linear
     rope : Rope or None
         None: the rotated parts are used as they are.
@@ -69,6 +72,7 @@ class LatentAttention:
     v_up: Linear
     o: Linear
     rope: Rope | None = None
+    k_up_rows: Literal["latent"] | None = None
 
     @property
     def key_dim(self) -> int:
@@ -118,11 +122,12 @@ class LatentAttention:
         yield from self.k_rope.defects(self.rope_dim, hidden, where, "k_rope")
         if self.latent_norm is not None:
             yield from self.latent_norm.defects(latent, f"{where} latent")
-        for name, linear, dims in (
-            ("k_up", self.k_up, self.nope_dim),
-            ("v_up", self.v_up, self.value_dim),
+        keys = (self.nope_dim, latent) if self.k_up_rows is None else (latent, self.nope_dim)
+        for name, linear, (rows, columns) in (
+            ("k_up", self.k_up, keys),
+            ("v_up", self.v_up, (self.value_dim, latent)),
         ):
-            yield from linear.defects(heads * dims, latent, where, name)
+            yield from linear.defects(heads * rows, columns, where, name)
             if linear.bias is not None:
                 yield Defect(where, f"{name} has a bias, which latent attention does not add")
         yield from self.o.defects(hidden, heads * self.value_dim, where, "o")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 from larql.format.operations.contract import Defect, OperandContract, Site, at_least_1
 from larql.format.operations.convolution import Convolution
@@ -47,6 +47,8 @@ class Ssm:
         Least step.
     step_most : float or None
         Largest step; None: there is none.
+    rates : {"negated"} or None
+        ``negated``: ``decay_rate`` holds ``-exp`` of what the formula has.
     """
 
     op: ClassVar[str] = "ssm"
@@ -72,6 +74,7 @@ class Ssm:
     o: Linear
     step_least: float = 0.0
     step_most: float | None = None
+    rates: Literal["negated"] | None = None
 
     def contracts(self, layer: int) -> Iterator[OperandContract]:
         """Yield the operands that it reads, in the order in which they are used."""

@@ -23,6 +23,7 @@ from larql.format.graph import (
     SoftmaxAttention,
 )
 from larql.format.rows import RowSelection
+from larql.format.source.binding import Binding
 from larql.format.source.checkpoint import SourceTensor
 from larql.format.source.config import ConfigReader
 from larql.format.source.names import Naming, commonest
@@ -30,7 +31,7 @@ from larql.format.source.optional import OptionalTensors
 from larql.format.source.pieces import BankBinding
 from larql.format.source.problems import Problem, Problems
 
-__all__ = ["Binding", "Builder", "Family", "HeadGeometry", "Part"]
+__all__ = ["Builder", "Family", "HeadGeometry", "Part"]
 
 
 @dataclass(frozen=True)
@@ -40,37 +41,6 @@ class HeadGeometry:
     heads: int
     kv_heads: int
     head_dim: int
-
-
-@dataclass(frozen=True)
-class Binding:
-    """One operand and what of a checkpoint fills it.
-
-    Attributes
-    ----------
-    operand : str
-        ``<object>/<tensor>``.
-    source : SourceTensor
-    shape : tuple of int
-        The operand's logical shape.
-    rows : RowSelection or None
-        The rows of the tensor that it is made of; None: all of them.
-    """
-
-    operand: str
-    source: SourceTensor
-    shape: tuple[int, ...]
-    rows: RowSelection | None = None
-
-    @property
-    def object(self) -> str:
-        """The logical object, e.g. ``target.layer.007``."""
-        return self.operand.split("/", 1)[0]
-
-    @property
-    def tensor(self) -> str:
-        """The tensor's name inside the object's segment."""
-        return self.operand.split("/", 1)[1]
 
 
 @dataclass(frozen=True)
@@ -123,6 +93,8 @@ class Builder:
         How the checkpoint names its tensors; a family replaces it where its names differ.
     component : str
         Id of the component being described.
+    drops_ones : bool
+        Whether files may lack a tensor's outermost axes where these have one element.
     """
 
     def __init__(
@@ -132,6 +104,8 @@ class Builder:
         same_bytes: Callable[[SourceTensor, SourceTensor], bool],
         naming: Naming,
         component: str = "target",
+        *,
+        drops_ones: bool = False,
     ) -> None:
         self.config = config
         self.tensors = tensors
@@ -145,6 +119,7 @@ class Builder:
         self.asked: set[str] = set()
         self.problems = config.problems
         self._same_bytes = same_bytes
+        self._drops_ones = drops_ones
         self._spellings: dict[tuple[str, ...], str] = {}
         self.optional = OptionalTensors(tensors, self.refuse)
 
@@ -166,7 +141,9 @@ class Builder:
         """
         self.asked.add(name)
         found = self.tensors.get(name)
-        if found is not None and found.shape == shape:
+        if found is not None and (
+            found.shape == shape or (self._drops_ones and _without(found.shape) == _without(shape))
+        ):
             return found
         if found is None:
             self.refuse(name, " is missing from the checkpoint")
@@ -252,11 +229,16 @@ class Builder:
         taps: int,
         activation: Activation | None,
         *,
-        bias: bool = False,
+        bias: bool | None = False,
         rows: Part | None = None,
         residual: bool = False,
+        squeezed: bool = False,
     ) -> Convolution:
-        """Describe a depthwise convolution, whose weight is stored as ``[channels, 1, taps]``."""
+        """Describe a depthwise convolution, whose weight is stored as ``[channels, 1, taps]``.
+
+        Where it is ``squeezed``, the axis of one element is not there. A ``bias`` of None means
+        the same as in :meth:`linear`.
+        """
         kind = f"layer.{layer:03d}"
         weight = self.bind(
             kind,
@@ -264,11 +246,10 @@ class Builder:
             self.naming.tensor(part, layer, ".weight"),
             (channels, taps),
             part=rows,
-            stored=(channels, 1, taps),
+            stored=(channels, taps) if squeezed else (channels, 1, taps),
         )
-        shift = None
-        if bias:
-            name = self.naming.tensor(part, layer, ".bias")
+        shift, name = None, self.naming.tensor(part, layer, ".bias")
+        if bias or (bias is None and self.optional.holds(f"{part}.bias", layer, name)):
             shift = self.bind(kind, f"{part}.bias", name, (channels,), part=rows)
         return Convolution(weight, channels, taps, activation, shift, residual)
 
@@ -277,7 +258,14 @@ class Builder:
 
         Problems of its tensors are its own: nothing of this component hangs on them.
         """
-        other = Builder(self.config, self.tensors, self._same_bytes, naming, component)
+        other = Builder(
+            self.config,
+            self.tensors,
+            self._same_bytes,
+            naming,
+            component,
+            drops_ones=self._drops_ones,
+        )
         other.notes, other.bindings, other.left = self.notes, self.bindings, self.left
         other.banks, other.repeats, other.asked = self.banks, self.repeats, self.asked
         other.problems = Problems()
@@ -297,6 +285,7 @@ class Builder:
         *,
         bias: bool | None,
         rows: Part | None = None,
+        stored: tuple[int, ...] | None = None,
     ) -> Linear:
         """Describe a projection of a layer.
 
@@ -308,6 +297,8 @@ class Builder:
             Whether it has a bias; None: it has one if the checkpoint carries one, on all layers.
         rows : Part or None
             Which rows of the checkpoint's tensor it is, where that holds several projections.
+        stored : tuple of int or None
+            The weight's own shape where its rows have several axes.
         """
         kind = f"layer.{layer:03d}"
         weight = self.bind(
@@ -316,6 +307,7 @@ class Builder:
             self.naming.tensor(part, layer, ".weight"),
             (outputs, inputs),
             part=rows,
+            stored=stored,
         )
         bias_name = self.naming.tensor(part, layer, ".bias")
         bias_operand = None
@@ -323,12 +315,20 @@ class Builder:
             bias_operand = self.bind(kind, f"{part}.bias", bias_name, (outputs,), part=rows)
         return Linear(weight=weight, outputs=outputs, inputs=inputs, bias=bias_operand)
 
-    def norm(self, part: str, layer: int | None, width: int, eps: float, offset: float) -> Norm:
-        """Describe an RMS norm with a stored weight."""
+    def norm(
+        self,
+        part: str,
+        layer: int | None,
+        width: int,
+        eps: float,
+        offset: float,
+        *,
+        stored: tuple[int, ...] | None = None,
+    ) -> Norm:
+        """Describe an RMS norm with a stored weight, in a tensor of shape ``stored`` if given."""
         kind = "norms" if layer is None else f"layer.{layer:03d}"
-        weight = self.bind(
-            kind, f"{part}.weight", self.naming.tensor(part, layer, ".weight"), (width,)
-        )
+        name = self.naming.tensor(part, layer, ".weight")
+        weight = self.bind(kind, f"{part}.weight", name, (width,), stored=stored)
         return Norm(kind="rms", width=width, eps=eps, offset=offset, weight=weight)
 
     def attention(
@@ -489,3 +489,10 @@ class Builder:
             softcap=softcap,
             rows=rows if rows > vocab else None,
         )
+
+
+def _without(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Return a shape without its outermost axes of one element, all but the last."""
+    while len(shape) > 1 and shape[0] == 1:
+        shape = shape[1:]
+    return shape

@@ -11,7 +11,7 @@ from larql.format.container import Container
 from larql.format.index import INDEX_NAME, Index, Representation
 from larql.format.progress import Progress
 from larql.format.segment import hash_file
-from larql.format.source.builder import Binding
+from larql.format.source.binding import Binding
 from larql.format.source.checkpoint import Checkpoint
 from larql.format.source.compare_banks import compare_bank
 from larql.format.source.compiler import Compiled, compile_checkpoint

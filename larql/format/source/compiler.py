@@ -16,7 +16,8 @@ from larql.errors import SourceError
 from larql.format.closure import check_geometry
 from larql.format.graph import Component, Edge, Graph
 from larql.format.rows import RowSelection, row_count
-from larql.format.source.builder import Binding, Builder, Family
+from larql.format.source.binding import Binding
+from larql.format.source.builder import Builder, Family
 from larql.format.source.checkpoint import Checkpoint, SourceTensor
 from larql.format.source.config import ConfigReader, KeyVerdict
 from larql.format.source.families import FAMILIES
@@ -294,8 +295,13 @@ def _compile_gguf(checkpoint: Checkpoint, judging: Judging) -> Compiled:
             judging.problems.add(Problem("key", key, text))
     stated = {key[len(prefix) :]: config[key] for key in config if key.startswith(prefix)}
     reader = judging.reader = ConfigReader(stated, where, prefix, judging.problems)
-    builder = Builder(reader, checkpoint.tensors, judging.same_bytes(checkpoint), GGUF_NAMING)
-    judging.builder = builder
+    builder = judging.builder = Builder(
+        reader,
+        checkpoint.tensors,
+        judging.same_bytes(checkpoint),
+        GGUF_NAMING,
+        drops_ones=True,
+    )
     assert family.gguf is not None  # it was found by an architecture
     component = judging.component = family.gguf(builder)
     end_ids = [

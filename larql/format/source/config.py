@@ -336,6 +336,30 @@ class ConfigReader:
             return self._unfit(key, problem, None, decides=True)
         return tuple(value)
 
+    def counts_by_layer(self, key: str, layers: int, default: object = _MISSING) -> tuple[int, ...]:
+        """Take one integer of at least 0 for all layers, or an array with one for each."""
+        value = self._take(key, default)
+        if not isinstance(value, list | tuple):
+            return (self.count(key, default, least=0),) * layers
+        found = self.counts(key) or ()
+        if len(found) != layers:
+            problem = f"has {len(found)} entries, expected {layers}, one for a layer"
+            return self._unfit(key, problem, (1,) * layers, decides=True)
+        return found
+
+    def flags_by_layer(self, key: str, layers: int) -> tuple[bool, ...] | None:
+        """Take an array with true or false for each layer, or None where the key is absent."""
+        if not self.has(key):
+            self._note_absent(key)
+            return None
+        value = self._take(key, _MISSING)
+        if not isinstance(value, list | tuple) or not all(isinstance(v, bool) for v in value):
+            return self._unfit(key, "is not an array of true and false", None, decides=True)
+        if len(value) != layers:
+            problem = f"has {len(value)} entries, expected {layers}, one for a layer"
+            return self._unfit(key, problem, None, decides=True)
+        return tuple(value)
+
     def limits(self, key: str) -> tuple[float, float | None]:
         """Take an array of two bounds, none below 0; a missing or infinite upper one is None.
 

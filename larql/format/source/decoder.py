@@ -90,10 +90,16 @@ def gguf_basics(b: Builder) -> Basics:
     heads = config.count("attention.head_count")
     head_dim = config.count("attention.key_length", hidden // heads)
     config.agree("attention.value_length", "attention.key_length", head_dim)
+    layers = b.layer_count("block_count")
+    kv_heads = config.counts_by_layer("attention.head_count_kv", layers, heads)
+    if len(set(kv_heads)) != 1 or kv_heads[0] == 0:
+        found = sorted(set(kv_heads))
+        config.refuse("attention.head_count_kv", f"is {found}, expected one number above 0")
+        kv_heads = (1,)
     return Basics(
         hidden=hidden,
-        layers=b.layer_count("block_count"),
-        geometry=HeadGeometry(heads, config.count("attention.head_count_kv", heads), head_dim),
+        layers=layers,
+        geometry=HeadGeometry(heads, kv_heads[0], head_dim),
         ffn=config.count("feed_forward_length"),
         context=config.count("context_length"),
         eps=config.number("attention.layer_norm_rms_epsilon"),

@@ -6,7 +6,7 @@ import re
 
 from larql.format.source.builder import Builder
 
-__all__ = ["leave_drafts", "stated_drafts"]
+__all__ = ["gguf_layers", "leave_drafts", "stated_drafts"]
 
 _KEY = "num_nextn_predict_layers"
 _LAYER = re.compile(r"(?:model\.layers|blk)\.(0|[1-9][0-9]{0,5})\.(?:nextn\.)?(.+)")
@@ -25,6 +25,24 @@ _OWN = (
 def stated_drafts(b: Builder) -> int:
     """Take how many layers draft; none where no key says."""
     return b.config.count(_KEY, 0, least=0)
+
+
+def gguf_layers(b: Builder, counted: int) -> int:
+    """Return how many layers a GGUF file's model has, and leave those that draft.
+
+    Parameters
+    ----------
+    b : Builder
+    counted : int
+        ``block_count``, which counts layers that draft with the others.
+    """
+    key = "nextn_predict_layers"
+    drafts = b.config.count(key, 0, least=0)
+    if drafts >= counted:
+        b.config.refuse(key, f"is {drafts}, of {counted} layers", "block_count")
+        drafts = 0
+    leave_drafts(b, counted - drafts, drafts, key)
+    return counted - drafts
 
 
 def leave_drafts(b: Builder, layers: int, drafts: int, key: str = _KEY) -> None:

@@ -30,7 +30,7 @@ from larql.format.moe.from_graph import manifest_of
 from larql.format.moe.manifest_json import manifest_to_json
 from larql.format.progress import Progress
 from larql.format.segment import SegmentTensor, write_segment, write_stream
-from larql.format.source.builder import Binding
+from larql.format.source.binding import Binding
 from larql.format.source.checkpoint import Checkpoint
 from larql.format.source.compiler import Compiled, compile_checkpoint
 from larql.format.source.extract_banks import (

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 from larql.format.graph import Activation, ExpertGroups, RoutedFfn, SharedExperts
 from larql.format.source import routed
@@ -13,12 +14,12 @@ from larql.format.source.experts import Experts, gated_experts, shared_ffn
 __all__ = [
     "GROUPED_PARTS",
     "LEAST_SUM",
+    "GroupKeys",
     "Grouped",
     "expert_groups",
     "grouped_ffn",
 ]
 
-_EXPERTS, _TOP, _GROUPS, _KEPT = "num_experts", "num_experts_per_tok", "n_group", "topk_group"
 GROUPED_PARTS = {
     "ffn.router": "mlp.gate",
     "ffn.shared.gate": "mlp.shared_experts.gate_proj",
@@ -29,6 +30,19 @@ GROUPED_PARTS = {
 
 LEAST_SUM = 1e-20
 """Added to the sum of weights before they are divided by it."""
+
+
+@dataclass(frozen=True)
+class GroupKeys:
+    """Keys of the experts, the chosen ones, the groups and the groups kept."""
+
+    experts: str = "num_experts"
+    top: str = "num_experts_per_tok"
+    groups: str = "n_group"
+    kept: str = "topk_group"
+
+
+_USUAL = GroupKeys()
 
 
 @dataclass(frozen=True)
@@ -45,7 +59,14 @@ class Grouped:
 
 
 def expert_groups(
-    config: ConfigReader, experts: int, top: int, groups: int, kept: int
+    config: ConfigReader,
+    experts: int,
+    top: int,
+    groups: int,
+    kept: int,
+    *,
+    keys: GroupKeys = _USUAL,
+    score: Literal["max", "top2_sum"] = "top2_sum",
 ) -> ExpertGroups | None:
     """Judge the groups that experts are chosen from; None where all are in one.
 
@@ -53,25 +74,27 @@ def expert_groups(
     the two best scores that rank them.
     """
     if top > experts:
-        config.refuse(_TOP, f"is {top}, of {experts} experts", _EXPERTS)
+        config.refuse(keys.top, f"is {top}, of {experts} experts", keys.experts)
     if groups == 1:
         return None
-    if experts % groups or experts < 2 * groups:
+    least = 2 if score == "top2_sum" else 1
+    if experts % groups or experts < least * groups:
         config.refuse(
-            _GROUPS,
-            f"is {groups}, but {experts} experts do not make so many equal groups of at least 2",
-            _EXPERTS,
+            keys.groups,
+            f"is {groups}, but {experts} experts do not make so many equal groups of at least "
+            f"{least}",
+            keys.experts,
         )
     if kept > groups:
-        config.refuse(_KEPT, f"is {kept}, of {groups} groups", _GROUPS)
+        config.refuse(keys.kept, f"is {kept}, of {groups} groups", keys.groups)
     within = experts // groups * kept
     if top > within:
         config.refuse(
-            _TOP,
+            keys.top,
             f"is {top}, of {within} experts in the {kept} groups kept",
-            *(_EXPERTS, _GROUPS, _KEPT),
+            *(keys.experts, keys.groups, keys.kept),
         )
-    return ExpertGroups(groups, kept, "top2_sum")
+    return ExpertGroups(groups, kept, score)
 
 
 def grouped_ffn(

@@ -1,14 +1,19 @@
-"""Latent attention as DeepSeek's checkpoints and those after them store it."""
+"""Latent attention as DeepSeek's checkpoints and those after them store it.
+
+GGUF files keep the projection from latents whole, or its keys and values apart; then each head's
+part for keys is turned.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 from larql.format.graph import LatentAttention, Linear, Norm, Rope
 from larql.format.rows import RowSelection
 from larql.format.source.builder import Builder, Part
 
-__all__ = ["LATENT_PARTS", "LatentGeometry", "latent_attention"]
+__all__ = ["LATENT_PARTS", "LatentGeometry", "gguf_latent_geometry", "latent_attention"]
 
 LATENT_PARTS = {
     "attention.q_down": "self_attn.q_a_proj",
@@ -22,6 +27,15 @@ LATENT_PARTS = {
 """Names inside a layer, but for the queries'."""
 
 _DIRECT, _NARROW = "self_attn.q_proj", "self_attn.q_b_proj"
+_GGUF_PARTS = {
+    "attention.q_down": "attn_q_a",
+    "attention.q_norm": "attn_q_a_norm",
+    "attention.latent": "attn_kv_a_mqa",
+    "attention.k_rope": "attn_kv_a_mqa",
+    "attention.latent_norm": "attn_kv_a_norm",
+}
+_GGUF_WHOLE = {"attention.k_up": "attn_kv_b", "attention.v_up": "attn_kv_b"}
+_GGUF_APART = {"attention.k_up": "attn_k_b", "attention.v_up": "attn_v_b"}
 
 
 @dataclass(frozen=True)
@@ -40,6 +54,51 @@ class LatentGeometry:
         queries = _DIRECT if self.q_rank is None else _NARROW
         return {**LATENT_PARTS, "attention.q_nope": queries, "attention.q_rope": queries}
 
+    def gguf_parts(self, *, apart: bool) -> dict[str, str]:
+        """Return the names in a GGUF file, for its naming.
+
+        Parameters
+        ----------
+        apart : bool
+            Whether keys and values are made of latents by two tensors.
+        """
+        queries = "attn_q" if self.q_rank is None else "attn_q_b"
+        parts = {
+            **_GGUF_PARTS,
+            **(_GGUF_APART if apart else _GGUF_WHOLE),
+            "attention.q_nope": queries,
+            "attention.q_rope": queries,
+        }
+        return {part: f"blk.{{i}}.{name}" for part, name in parts.items()}
+
+
+def gguf_latent_geometry(b: Builder, heads: int) -> tuple[LatentGeometry, bool]:
+    """Read the metadata of latent attention, and whether its ``k_up`` and ``v_up`` are apart.
+
+    Keys and values are as wide as latent rows in files that say how wide they are without, and so
+    seen have one head.
+
+    Raises
+    ------
+    CompileError
+        Naming the key, if a number is missing or contradicts another.
+    """
+    config = b.config
+    latent, rope = config.count("attention.kv_lora_rank"), config.count("rope.dimension_count")
+    apart = config.has("attention.key_length_mla")
+    whole = "attention.key_length_mla" if apart else "attention.key_length"
+    key = config.count(whole)
+    value = config.count("attention.value_length_mla" if apart else "attention.value_length")
+    if apart:
+        config.neutral("attention.key_length", latent + rope)
+        # Files of hybrids leave a default here, which nothing reads.
+        config.irrelevant("attention.value_length")
+    if key <= rope:
+        config.contradiction(whole, "rope.dimension_count", key, rope)
+        key = rope + 1
+    q_rank = config.optional_count("attention.q_lora_rank")
+    return LatentGeometry(heads, key - rope, rope, value, latent, q_rank), apart
+
 
 def latent_attention(
     b: Builder,
@@ -49,8 +108,9 @@ def latent_attention(
     *,
     scale: float,
     eps: float,
-    bias: bool,
+    bias: bool | None,
     rope: Rope | None,
+    apart: bool = False,
 ) -> LatentAttention:
     """Describe latent attention; fused projections are taken apart by rows.
 
@@ -58,8 +118,11 @@ def latent_attention(
     ----------
     eps : float
         Of the norms of latents and narrow queries.
-    bias : bool
-        Whether the projections from and to the carrier have one, those that go over heads aside.
+    bias : bool or None
+        Whether the projections from and to the carrier have one, those that go over heads aside;
+        None: where the checkpoint carries one.
+    apart : bool
+        ``k_up`` and ``v_up`` are tensors of three axes, the first one turned head by head.
     """
     g = geometry
     heads = g.heads
@@ -72,12 +135,25 @@ def latent_attention(
         rows = Part(RowSelection.span(first, width), g.latent_dim + g.rope_dim)
         return b.linear(part, layer, width, hidden, bias=bias, rows=rows)
 
+    def by_itself(part: str, rows: int, columns: int) -> Linear:
+        return b.linear(
+            part, layer, heads * rows, columns, bias=False, stored=(heads, rows, columns)
+        )
+
     queries, q_down, q_norm = hidden, None, None
     if g.q_rank is not None:
         queries = g.q_rank
         q_down = b.linear("attention.q_down", layer, queries, hidden, bias=bias)
         q_norm = b.norm("attention.q_norm", layer, queries, eps, 0.0)
     key, value = g.nope_dim + g.rope_dim, g.nope_dim + g.value_dim
+    turned: Literal["latent"] | None = None
+    if apart:
+        turned = "latent"
+        k_up = by_itself("attention.k_up", g.latent_dim, g.nope_dim)
+        v_up = by_itself("attention.v_up", g.value_dim, g.latent_dim)
+    else:
+        k_up = by_head("attention.k_up", 0, g.nope_dim, value, g.latent_dim)
+        v_up = by_head("attention.v_up", g.nope_dim, g.value_dim, value, g.latent_dim)
     latent_norm: Norm = b.norm("attention.latent_norm", layer, g.latent_dim, eps, 0.0)
     return LatentAttention(
         heads=heads,
@@ -93,8 +169,9 @@ def latent_attention(
         latent=down("attention.latent", 0, g.latent_dim),
         latent_norm=latent_norm,
         k_rope=down("attention.k_rope", g.latent_dim, g.rope_dim),
-        k_up=by_head("attention.k_up", 0, g.nope_dim, value, g.latent_dim),
-        v_up=by_head("attention.v_up", g.nope_dim, g.value_dim, value, g.latent_dim),
+        k_up=k_up,
+        v_up=v_up,
         o=b.linear("attention.o", layer, hidden, heads * g.value_dim, bias=bias),
         rope=rope,
+        k_up_rows=turned,
     )

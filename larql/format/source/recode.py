@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from larql.errors import EncodingError, UsageError
 from larql.format.encoding import ENCODINGS, Encoding
-from larql.format.source.builder import Binding
+from larql.format.source.binding import Binding
 from larql.format.source.checkpoint import Checkpoint
 
 __all__ = [

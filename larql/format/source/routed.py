@@ -37,7 +37,7 @@ class Basics:
     layers: int
     context: int
     eps: float
-    tied: bool
+    tied: bool | None
 
 
 def router_keys(config: ConfigReader) -> None:

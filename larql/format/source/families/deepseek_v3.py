@@ -2,27 +2,38 @@
 
 Rotated parts turn as neighbours unless a key says otherwise. A longer context also raises the
 scale of the query-key products.
+
+GGUF files call themselves ``deepseek2``, as those of DeepSeek V2 do, whose routers are a softmax
+without corrections. They state one number for the growth of scores and of turned parts, which the
+published models have alike. Norms of latents keep an eps of their own, which no key names.
 """
 
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
-from larql.format.graph import Component, Mixer
+from larql.format.graph import Component, Mixer, Rope
 from larql.format.source import routed
 from larql.format.source.builder import Builder, Family
 from larql.format.source.config import ConfigReader
-from larql.format.source.drafts import leave_drafts, stated_drafts
+from larql.format.source.drafts import gguf_layers, leave_drafts, stated_drafts
+from larql.format.source.gguf_experts import GgufExperts, gguf_experts
 from larql.format.source.grouped import (
     GROUPED_PARTS,
+    LEAST_SUM,
     Grouped,
     expert_groups,
     grouped_ffn,
 )
 from larql.format.source.keys import activation, common_hugging_face_keys
-from larql.format.source.latent import LatentGeometry, latent_attention
-from larql.format.source.names import hugging_face_naming
-from larql.format.source.rope import hugging_face_rope
+from larql.format.source.latent import (
+    LatentGeometry,
+    gguf_latent_geometry,
+    latent_attention,
+)
+from larql.format.source.names import Naming, hugging_face_naming
+from larql.format.source.rope import gguf_rope, hugging_face_rope
 from larql.format.source.stretching import yarn_magnitude
 
 __all__ = ["FAMILY"]
@@ -109,9 +120,74 @@ def _stretched(config: ConfigReader) -> float:
     return 1.0
 
 
+def _gguf(b: Builder) -> Component:
+    config = b.config
+    n = routed.Basics(
+        hidden=config.count("embedding_length"),
+        layers=gguf_layers(b, b.layer_count("block_count")),
+        context=config.count("context_length"),
+        eps=config.number("attention.layer_norm_rms_epsilon"),
+        tied=None,
+    )
+    heads = config.count("attention.head_count")
+    geometry, apart = gguf_latent_geometry(b, heads)
+    config.neutral("attention.head_count_kv", 1 if apart else heads)
+    config.neutral("attention.temperature_scale", 0.0)
+    config.neutral("attention.temperature_length", 0)
+    b.naming = Naming({**b.naming.parts, **geometry.gguf_parts(apart=apart)})
+    rope, growth = _gguf_rope(config, geometry.rope_dim)
+    scale = growth / math.sqrt(geometry.nope_dim + geometry.rope_dim)
+    ffn = config.count("feed_forward_length")
+    experts = _gguf_experts(b, n.layers)
+
+    def attention(i: int) -> Mixer:
+        return latent_attention(
+            b,
+            i,
+            n.hidden,
+            geometry,
+            scale=scale,
+            eps=_LATENT_EPS,
+            bias=None,
+            rope=rope,
+            apart=apart,
+        )
+
+    def feed_forward(i: int) -> Mixer:
+        if experts is None or not experts.routes(b, i):
+            return b.gated_ffn(i, n.hidden, ffn, "silu", bias=False)
+        return experts.routed_ffn(b, i, n.hidden, "silu")
+
+    return routed.decoder(b, n, attention, feed_forward)
+
+
+def _gguf_experts(b: Builder, layers: int) -> GgufExperts | None:
+    """Read the metadata of routed layers, of which there may be none."""
+    config = b.config
+    if config.count("expert_count", 0, least=0):
+        return gguf_experts(b, 1, renormalises=False, score=None, eps=LEAST_SUM, grouped=True)
+    config.neutral("leading_dense_block_count", layers)
+    config.neutral("expert_used_count", 0)
+    config.neutral("expert_shared_count", 0)
+    config.irrelevant("expert_feed_forward_length", "expert_weights_scale", "expert_gating_func")
+    return None
+
+
+def _gguf_rope(config: ConfigReader, dims: int) -> tuple[Rope, float]:
+    """Return the rope, and what longer contexts multiply the query-key products by."""
+    rope = gguf_rope(config, 10000.0).rope(dims, "adjacent", "rope.dimension_count")
+    stated = config.optional_number("rope.scaling.yarn_log_multiplier")
+    if stated is None or rope.scaling is None or rope.scaling.kind != "yarn":
+        return rope, 1.0
+    config.neutral("rope.scaling.attn_factor", 1.0)
+    growth = yarn_magnitude(rope.scaling.factor, stated / 0.1) ** 2
+    return replace(rope, scaling=replace(rope.scaling, magnitude=None)), growth
+
+
 FAMILY = Family(
     name="deepseek_v3",
     model_types=("deepseek_v3",),
-    architectures=(),
+    architectures=("deepseek2",),
     hugging_face=_hugging_face,
+    gguf=_gguf,
 )

@@ -5,35 +5,23 @@ by frequencies that are counted over the whole head, and may have no values but 
 last layers attend to the keys and values of the last layer of their kind that has its own. Each
 layer multiplies the whole carrier by a number at its end, and may first add an embedding of its
 own.
+
+GGUF files state by a tensor of factors which pairs of full layers turn: 1e30 stills one.
 """
 
 from __future__ import annotations
 
-import math
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
-from larql.format.graph import (
-    Activation,
-    Block,
-    Component,
-    Layer,
-    Norm,
-    PerLayerEmbedding,
-    PerLayerTable,
-    Rope,
-    RopeScaling,
-    RoutedFfn,
-    Router,
-    SharedExperts,
-    SoftmaxAttention,
-)
-from larql.format.rows import RowSelection
-from larql.format.source.builder import Builder, Family, Part
+from larql.format.graph import Component, ExpertBank, Rope, RopeScaling
+from larql.format.source.builder import Builder, Family
 from larql.format.source.config import ConfigReader
 from larql.format.source.experts import Experts, gated_experts
+from larql.format.source.families.gemma4_layers import Numbers, component
+from larql.format.source.gguf_experts import ExpertCounts, expert_counts, gguf_bank, no_groups
 from larql.format.source.keys import activation, common_hugging_face_keys, layer_kinds
 from larql.format.source.names import Naming, common_prefix, hugging_face_naming
-from larql.format.source.rope import hugging_face_rope_by_layer_type
+from larql.format.source.rope import gguf_rope, hugging_face_rope_by_layer_type
 from larql.format.source.stretching import rope_type
 
 __all__ = ["FAMILY"]
@@ -64,37 +52,26 @@ _OUTSIDE = {
     "per_layer.context": "per_layer_model_projection",
     "per_layer.context_norm": "per_layer_projection_norm",
 }
+_GGUF_PARTS = {
+    "per_layer.table": "per_layer_token_embd",
+    "per_layer.context": "per_layer_model_proj",
+    "per_layer.context_norm": "per_layer_proj_norm",
+    "per_layer.gate": "blk.{i}.inp_gate",
+    "per_layer.up": "blk.{i}.proj",
+    "per_layer.post_norm": "blk.{i}.post_norm",
+    "layer_scale": "blk.{i}.layer_output_scale.weight",
+    "ffn.router.scale": "blk.{i}.ffn_gate_inp.scale",
+    "ffn.router.expert_scale": "blk.{i}.ffn_down_exps.scale",
+    "ffn.shared.post_norm": "blk.{i}.post_ffw_norm_1",
+    "ffn.experts.norm": "blk.{i}.pre_ffw_norm_2",
+    "ffn.experts.post_norm": "blk.{i}.post_ffw_norm_2",
+}
 _PREFIXES = (
     ("model.", "lm_head"),
     ("model.language_model.", "lm_head"),
     ("language_model.model.", "language_model.lm_head"),
 )
 _OTHER_TOWERS = ("embed_vision.", "audio_tower.", "embed_audio.")
-
-
-@dataclass(frozen=True)
-class _Kind:
-    """What layers of one kind have in common."""
-
-    window: int | None
-    rope: Rope
-    raw_values: bool
-
-
-@dataclass(frozen=True)
-class _Numbers:
-    hidden: int
-    heads: int
-    kinds: tuple[str, ...]
-    geometry: tuple[tuple[int, int], ...]
-    shared_from: int
-    ffn: int
-    wide_ffn: int
-    eps: float
-    activation: Activation
-    attention_bias: bool
-    embedding: int
-    experts: tuple[int, int, int] | None
 
 
 def _hugging_face(b: Builder) -> Component:
@@ -108,22 +85,58 @@ def _hugging_face(b: Builder) -> Component:
         b.leave((n for n in b.tensors if n.startswith(towers)), "not the text model")
     layers = b.layer_count("num_hidden_layers", 30)
     kinds = _layer_kinds(b, layers)
+    geometry = _geometry(config, kinds)
+    shared_from = _shared_from(config, "num_kv_shared_layers", kinds)
     ffn = config.count("intermediate_size", 9216)
-    n = _Numbers(
-        hidden=config.count("hidden_size", 2304),
-        heads=config.count("num_attention_heads", 8),
-        kinds=kinds,
-        geometry=_geometry(config, kinds),
-        shared_from=_shared_from(config, kinds),
-        ffn=ffn,
-        wide_ffn=2 * ffn if config.flag("use_double_wide_mlp", False) else ffn,
-        eps=config.number("rms_norm_eps", 1e-6),
-        activation=activation(config, "hidden_activation", "gelu_pytorch_tanh", "hidden_act"),
-        attention_bias=config.flag("attention_bias", False),
-        embedding=config.count("hidden_size_per_layer_input", 256, least=0),
-        experts=_experts(config),
+    wide = 2 * ffn if config.flag("use_double_wide_mlp", False) else ffn
+    hidden = config.count("hidden_size", 2304)
+    act = activation(config, "hidden_activation", "gelu_pytorch_tanh", "hidden_act")
+    experts = _experts(config)
+    raw_values = config.flag("attention_k_eq_v", False)
+
+    def bank(i: int) -> ExpertBank:
+        count, _, width = experts or (0, 0, 0)
+        place = b.naming.tensor("ffn.experts", i, "")
+        return gated_experts(b, Experts(i, place, count, hidden, width), act)
+
+    return component(
+        b,
+        Numbers(
+            hidden=hidden,
+            heads=config.count("num_attention_heads", 8),
+            kinds=kinds,
+            turning=_turning(config, kinds, geometry),
+            geometry=geometry,
+            shared_from=shared_from,
+            has_values=lambda i: not raw_values or kinds[i] != _FULL,
+            widths=tuple(wide if i >= shared_from else ffn for i in range(layers)),
+            eps=config.number("rms_norm_eps", 1e-6),
+            activation=act,
+            attention_bias=config.flag("attention_bias", False),
+            embedding=config.count("hidden_size_per_layer_input", 256, least=0),
+            table_rows=config.count("vocab_size_per_layer_input", 262144),
+            experts=None if experts is None else experts[:2],
+            bank=bank,
+            context=config.count("max_position_embeddings", 131072),
+            tied=config.flag("tie_word_embeddings", True),
+            logit_softcap=config.optional_number("final_logit_softcapping"),
+        ),
     )
-    return _component(b, n)
+
+
+def _turning(
+    config: ConfigReader, kinds: tuple[str, ...], geometry: tuple[tuple[int, int], ...]
+) -> dict[str, tuple[int | None, Rope]]:
+    """Return window and rope of each kind of layer."""
+    dims = {kind: dim for kind, (_, dim) in zip(kinds, geometry, strict=True)}
+    window = config.count("sliding_window", 512)
+    stated = config.child("rope_parameters")
+    if stated is not None:
+        stated.irrelevant(*({_FULL, _SLIDING} - set(dims)))
+    return {
+        kind: (window if kind == _SLIDING else None, _rope(config, kind, dim))
+        for kind, dim in dims.items()
+    }
 
 
 def _experts(config: ConfigReader) -> tuple[int, int, int] | None:
@@ -191,13 +204,13 @@ def _same(config: ConfigReader, layer: int, key: str, a: int, b: int) -> None:
         config.contradiction(key, f"per_layer_config.{layer}", a, b)
 
 
-def _shared_from(config: ConfigReader, kinds: tuple[str, ...]) -> int:
+def _shared_from(config: ConfigReader, key: str, kinds: tuple[str, ...]) -> int:
     """Return the first layer that attends to keys and values of an earlier one."""
-    count = config.count("num_kv_shared_layers", 0, least=0)
+    count = config.count(key, 0, least=0)
     first = len(kinds) - count
     if count and (first <= 0 or set(kinds[first:]) - set(kinds[:first])):
         config.refuse(
-            "num_kv_shared_layers",
+            key,
             f"is {count}, which leaves a kind of layer without keys and values of its own",
             "num_hidden_layers",
             "layer_types",
@@ -228,169 +241,90 @@ def _rope(config: ConfigReader, kind: str, dim: int) -> Rope:
     )
 
 
-def _component(b: Builder, n: _Numbers) -> Component:
+def _gguf(b: Builder) -> Component:
     config = b.config
-    embed = b.embed(n.hidden, scale=math.sqrt(n.hidden))
-    dims = {kind: dim for kind, (_, dim) in zip(n.kinds, n.geometry, strict=True)}
-    window = config.count("sliding_window", 512)
-    raw_values = config.flag("attention_k_eq_v", False)
-    kinds = {
-        kind: _Kind(
-            window=window if kind == _SLIDING else None,
-            rope=_rope(config, kind, dim),
-            raw_values=raw_values and kind == _FULL,
-        )
-        for kind, dim in dims.items()
-    }
-    stated = config.child("rope_parameters")
-    if stated is not None:
-        stated.irrelevant(*({_FULL, _SLIDING} - set(dims)))
-    layers = len(n.kinds)
-    table, context_norm = None, None
-    table_rows = config.count("vocab_size_per_layer_input", 262144)
-    if n.embedding:
-        name = b.naming.tensor("per_layer.table", None, ".weight")
-        shape = (table_rows, layers * n.embedding)
-        weight = b.bind("embedding_per_layer", "weight", name, shape)
-        scale = math.sqrt(n.embedding)
-        table = PerLayerTable(weight, table_rows, layers, n.embedding, scale)
-        context_norm = b.norm("per_layer.context_norm", None, n.embedding, n.eps, 0.0)
-    return Component(
-        id=b.component,
-        role="decoder",
-        hidden_size=n.hidden,
-        vocab_size=embed.vocab,
-        context_length=config.count("max_position_embeddings", 131072),
-        embed=embed,
-        layers=tuple(_layer(b, n, i, kinds[kind], context_norm) for i, kind in enumerate(n.kinds)),
-        head=b.head(
-            embed,
-            b.norm("output", None, n.hidden, n.eps, 0.0),
-            tied=config.flag("tie_word_embeddings", True),
-            softcap=config.optional_number("final_logit_softcapping"),
+    b.naming = Naming({**b.naming.parts, **_GGUF_PARTS})
+    layers = b.layer_count("block_count")
+    pattern = config.flags_by_layer("attention.sliding_window_pattern", layers)
+    if pattern is None:
+        config.refuse("attention.sliding_window_pattern", "is missing; layers differ by it")
+        pattern = (False,) * layers
+    kinds = tuple(_SLIDING if windowed else _FULL for windowed in pattern)
+    heads = config.count("attention.head_count")
+    dims = {_FULL: _gguf_dim(config, ""), _SLIDING: _gguf_dim(config, "_swa")}
+    kv_heads = config.counts_by_layer("attention.head_count_kv", layers)
+    hidden = config.count("embedding_length")
+    config.neutral("attention.scale", 1.0)
+    embedding = config.count("embedding_length_per_layer_input", 0, least=0)
+    table = b.naming.tensor("per_layer.table", None, ".weight")
+    routes = config.count("expert_count", 0, least=0) > 0
+    if not routes:
+        config.irrelevant("expert_used_count", "expert_feed_forward_length")
+    counts = expert_counts(b, 1) if routes else ExpertCounts(0, 0, 0)
+    no_groups(config)
+
+    def bank(i: int) -> ExpertBank:
+        return gguf_bank(b, i, hidden, counts, "gelu_tanh")
+
+    return component(
+        b,
+        Numbers(
+            hidden=hidden,
+            heads=heads,
+            kinds=kinds,
+            turning=_gguf_turning(b, dims, kinds),
+            geometry=tuple(
+                (count, dims[kind]) for count, kind in zip(kv_heads, kinds, strict=True)
+            ),
+            shared_from=_shared_from(config, "attention.shared_kv_layers", kinds),
+            has_values=lambda i: (
+                kinds[i] != _FULL
+                or b.optional.holds("attention.v", i, b.naming.tensor("attention.v", i, ".weight"))
+            ),
+            widths=config.counts_by_layer("feed_forward_length", layers),
+            eps=config.number("attention.layer_norm_rms_epsilon"),
+            activation="gelu_tanh",
+            attention_bias=None,
+            embedding=embedding,
+            table_rows=b.tensors[table].shape[0] if table in b.tensors else 1,
+            experts=(counts.count, counts.top) if routes else None,
+            bank=bank,
+            context=config.count("context_length"),
+            tied=None,
+            logit_softcap=config.optional_number("final_logit_softcapping"),
         ),
-        per_layer=table,
     )
 
 
-def _layer(b: Builder, n: _Numbers, i: int, kind: _Kind, context_norm: Norm | None) -> Layer:
-    def norm(part: str) -> Norm:
-        return b.norm(part, i, n.hidden, n.eps, 0.0)
-
-    width = n.wide_ffn if i >= n.shared_from else n.ffn
-    blocks = [
-        Block(
-            site="attention",
-            norm=norm("attention.norm"),
-            mixer=_attention(b, n, i, kind),
-            post_norm=norm("attention.post_norm"),
-        ),
-        _feed_forward(b, n, i, width),
-    ]
-    if context_norm is not None:
-        blocks.append(
-            Block(
-                site="per_layer",
-                mixer=_embedding(b, n, i, context_norm),
-                post_norm=norm("per_layer.post_norm"),
-            )
-        )
-    scale = b.vector("layer_scale", i, 1, stored=(1,))
-    return Layer(index=i, blocks=(*blocks[:-1], replace(blocks[-1], carrier_scale=scale)))
+def _gguf_dim(config: ConfigReader, suffix: str) -> int:
+    """Take the width of a head of layers of one kind."""
+    dim = config.count(f"attention.key_length{suffix}")
+    config.neutral(f"attention.value_length{suffix}", dim)
+    config.neutral(f"rope.dimension_count{suffix}", dim)
+    return dim
 
 
-def _feed_forward(b: Builder, n: _Numbers, i: int, width: int) -> Block:
-    """Describe the feed-forward block; experts read and route the carrier beside the dense FFN."""
-
-    def norm(part: str) -> Norm:
-        return b.norm(part, i, n.hidden, n.eps, 0.0)
-
-    before, after = norm("ffn.norm"), norm("ffn.post_norm")
-    dense = b.gated_ffn(i, n.hidden, width, n.activation, bias=False)
-    if n.experts is None:
-        return Block(site="ffn", norm=before, mixer=dense, post_norm=after)
-    count, top, expert_width = n.experts
-    router = Router(
-        scores=b.linear("ffn.router", i, count, n.hidden, bias=False),
-        score="softmax",
-        top=top,
-        renormalise=True,
-        expert_scale=b.vector("ffn.router.expert_scale", i, count, stored=(count,)),
-        norm=Norm(
-            kind="rms",
-            width=n.hidden,
-            eps=n.eps,
-            weight=b.vector("ffn.router.scale", i, n.hidden, stored=(n.hidden,)),
-        ),
-        factor=1.0 / math.sqrt(n.hidden),
-    )
-    place = b.naming.tensor("ffn.experts", i, "")
-    bank = gated_experts(b, Experts(i, place, count, n.hidden, expert_width), n.activation)
-    mixer = RoutedFfn(
-        router=router,
-        bank=bank,
-        shared=SharedExperts(dense, norm=before, post_norm=norm("ffn.shared.post_norm")),
-        norm=norm("ffn.experts.norm"),
-        post_norm=norm("ffn.experts.post_norm"),
-    )
-    return Block(site="ffn", mixer=mixer, post_norm=after)
-
-
-def _attention(b: Builder, n: _Numbers, i: int, kind: _Kind) -> SoftmaxAttention:
-    kv_heads, dim = n.geometry[i]
-    heads, hidden, bias = n.heads, n.hidden, n.attention_bias
-    shared = None
-    if i >= n.shared_from:
-        shared = max(j for j in range(n.shared_from) if n.kinds[j] == n.kinds[i])
-        parts = [b.naming.tensor(f"attention.{part}", i, "") for part in ("k", "v", "k_norm")]
-        parts.append(parts[1].replace("v_proj", "v_norm"))
-        ignored = [f"{name}.{suffix}" for name in parts for suffix in ("weight", "bias")]
-        b.leave((name for name in ignored if name in b.tensors), "keys and values are shared")
-    mixer = SoftmaxAttention(
-        heads=heads,
-        kv_heads=kv_heads,
-        key_dim=dim,
-        value_dim=dim,
-        scale=1.0,
-        q=b.linear("attention.q", i, heads * dim, hidden, bias=bias),
-        o=b.linear("attention.o", i, hidden, heads * dim, bias=bias),
-        window=kind.window,
-        shared=shared,
-        q_norm=b.norm("attention.q_norm", i, dim, n.eps, 0.0),
-        rope=kind.rope,
-    )
-    if shared is not None:
-        return mixer
-    v = None
-    if not kind.raw_values:
-        v = b.linear("attention.v", i, kv_heads * dim, hidden, bias=bias)
-    return replace(
-        mixer,
-        k=b.linear("attention.k", i, kv_heads * dim, hidden, bias=bias),
-        v=v,
-        k_norm=b.norm("attention.k_norm", i, dim, n.eps, 0.0),
-        v_norm=Norm(kind="rms", width=dim, eps=n.eps),
-    )
-
-
-def _embedding(b: Builder, n: _Numbers, i: int, norm: Norm) -> PerLayerEmbedding:
-    width = n.embedding
-    rows = Part(RowSelection.span(i * width, width), len(n.kinds) * width)
-    return PerLayerEmbedding(
-        width=width,
-        activation=n.activation,
-        context=b.linear("per_layer.context", i, width, n.hidden, bias=False, rows=rows),
-        norm=norm,
-        gate=b.linear("per_layer.gate", i, width, n.hidden, bias=False),
-        up=b.linear("per_layer.up", i, n.hidden, width, bias=False),
-        context_scale=1.0 / math.sqrt(n.hidden),
-        combined=math.sqrt(0.5),
-    )
+def _gguf_turning(
+    b: Builder, dims: dict[str, int], kinds: tuple[str, ...]
+) -> dict[str, tuple[int | None, Rope]]:
+    """Return window and rope of each kind of layer."""
+    config = b.config
+    full = gguf_rope(config, _THETA[_FULL])
+    theta = config.number("rope.freq_base_swa", _THETA[_SLIDING])
+    windowed = replace(full, theta=theta, scaling=None).rope(dims[_SLIDING])
+    turning = full.rope(dims[_FULL])
+    if _FULL in kinds:
+        name = b.naming.tensor("rope.factors", None, ".weight")
+        factors = b.bind("rope", "factors", name, (dims[_FULL] // 2,))
+        turning = replace(turning, factors=factors)
+    window = config.count("attention.sliding_window")
+    return {_FULL: (None, turning), _SLIDING: (window, windowed)}
 
 
 FAMILY = Family(
     name="gemma4",
     model_types=("gemma4_text", "gemma4"),
-    architectures=(),
+    architectures=("gemma4",),
     hugging_face=_hugging_face,
+    gguf=_gguf,
 )

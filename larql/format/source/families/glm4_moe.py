@@ -8,7 +8,7 @@ from larql.format.graph import Component, Mixer, SoftmaxAttention
 from larql.format.source import routed
 from larql.format.source.builder import Builder, Family
 from larql.format.source.decoder import Attention, Decoder, gguf_basics
-from larql.format.source.drafts import leave_drafts, stated_drafts
+from larql.format.source.drafts import gguf_layers, leave_drafts, stated_drafts
 from larql.format.source.gguf_experts import gguf_experts
 from larql.format.source.grouped import (
     GROUPED_PARTS,
@@ -93,16 +93,8 @@ def _hugging_face(b: Builder) -> Component:
 def _gguf(b: Builder) -> Component:
     basics = gguf_basics(b)
     head_dim = basics.geometry.head_dim
-    # Layers that draft tokens are counted with the others.
-    drafts = b.config.count("nextn_predict_layers", 0, least=0)
-    if drafts >= basics.layers:
-        b.config.refuse(
-            "nextn_predict_layers", f"is {drafts}, of {basics.layers} layers", "block_count"
-        )
-        drafts = 0
-    layers = basics.layers - drafts
-    leave_drafts(b, layers, drafts, "nextn_predict_layers")
-    experts = gguf_experts(b, basics.ffn, renormalises=True, score=2, eps=LEAST_SUM)
+    layers = gguf_layers(b, basics.layers)
+    experts = gguf_experts(b, basics.ffn, renormalises=True, score=2, eps=LEAST_SUM, grouped=True)
     b.naming = Naming({**b.naming.parts, "ffn.norm": "blk.{i}.post_attention_norm"})
     dims = b.config.count("rope.dimension_count", int(head_dim * _SHARE))
     rope = gguf_rope(b.config, 10000.0).rope(dims)

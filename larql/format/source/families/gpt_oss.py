@@ -15,7 +15,7 @@ from larql.format.source.builder import Builder, Family, HeadGeometry
 from larql.format.source.config import ConfigReader
 from larql.format.source.decoder import Attention, Decoder, gguf_basics
 from larql.format.source.experts import Experts, clamped_experts
-from larql.format.source.gguf_experts import GGUF_EXPERTS, expert_counts
+from larql.format.source.gguf_experts import GGUF_EXPERTS, expert_counts, no_groups
 from larql.format.source.keys import common_hugging_face_keys, layer_kinds
 from larql.format.source.names import Naming, hugging_face_naming
 from larql.format.source.rope import RopeSettings, gguf_rope, hugging_face_rope
@@ -131,6 +131,7 @@ def _gguf(b: Builder) -> Component:
     b.config.neutral("rope.dimension_count", head_dim)
     window = b.config.count("attention.sliding_window", 128)
     counts = expert_counts(b, basics.ffn)
+    no_groups(b.config)
     # The weights are always a softmax over the chosen experts.
     b.config.neutral("expert_gating_func", 0, _SOFTMAX_OF_CHOSEN)
     b.config.neutral("expert_weights_norm", True)

@@ -1,6 +1,7 @@
 """Granite: Llama's layers with four multipliers. Logits are divided by the fourth.
 
-GGUF files store the rows of q and k so that neighbours turn together.
+GGUF files store the rows of q and k so that neighbours turn together; a key that elsewhere only
+tells how a model was trained says here whether they turn at all.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from larql.format.source.decoder import (
     gguf_basics,
     hugging_face_basics,
 )
+from larql.format.source.gguf_recurrent import no_recurrent_layers
 from larql.format.source.keys import activation, common_hugging_face_keys
 from larql.format.source.rope import gguf_rope, hugging_face_rope
 
@@ -49,7 +51,14 @@ def _gguf(b: Builder) -> Component:
     basics = gguf_basics(b)
     head_dim = basics.geometry.head_dim
     config.neutral("rope.dimension_count", head_dim)
-    rope = gguf_rope(config, 10000.0).rope(head_dim, "adjacent")
+    # What is left of a hybrid whose layers are all of attention and dense.
+    no_recurrent_layers(config)
+    config.neutral("expert_count", 0)
+    config.neutral("expert_used_count", 0)
+    config.neutral("expert_shared_feed_forward_length", basics.ffn)
+    turns = config.flag("rope.scaling.finetuned", True)
+    settings = gguf_rope(config, 10000.0)
+    rope = settings.rope(head_dim, "adjacent") if turns else None
     return Decoder(
         basics=basics,
         layers=(Attention(None, rope),) * basics.layers,

@@ -1,12 +1,18 @@
-"""Granite 4: state-space layers and attention layers, multipliers, a dense or routed FFN.
+"""Granite 3 and 4 beyond Llama's layers: state spaces beside attention, a dense or routed FFN.
 
 ``in_proj`` of a state-space layer holds the rows of gate, x, B, C and step one after the other, its
 convolution the channels of x, B and C. ``input_linear`` of the dense FFN holds gate, then up.
+
+GGUF files have gate and up apart, rates negated, and rows of q and k so that neighbours turn
+together, if any do: whether there is a rope is said by a key of its scaling. A layer without
+key/value heads is a state space; the models before, all of attention, are ``granitemoe``.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Literal
 
 from larql.format.graph import (
     Activation,
@@ -24,9 +30,11 @@ from larql.format.source import routed
 from larql.format.source.builder import Builder, Family, HeadGeometry, Part
 from larql.format.source.config import ConfigReader
 from larql.format.source.experts import Experts, fused_experts
+from larql.format.source.gguf_experts import gguf_experts
+from larql.format.source.gguf_recurrent import no_recurrent_layers, one_count, recurrent_keys
 from larql.format.source.keys import activation, common_hugging_face_keys, layer_kinds
-from larql.format.source.names import hugging_face_naming
-from larql.format.source.rope import hugging_face_rope
+from larql.format.source.names import Naming, hugging_face_naming
+from larql.format.source.rope import gguf_rope, hugging_face_rope
 
 __all__ = ["FAMILY"]
 
@@ -51,6 +59,19 @@ _PARTS = {
     "ffn.down": "shared_mlp.output_linear",
     "ffn.router": "block_sparse_moe.router.layer",
 }
+_GGUF_PARTS = {
+    f"ssm.{part}": f"blk.{{i}}.{name}"
+    for name, parts in {
+        "ssm_in": ("gate", "x", "b", "c", "step"),
+        "ssm_conv1d": ("x_conv", "b_conv", "c_conv"),
+        "ssm_a": ("decay_rate",),
+        "ssm_dt.bias": ("step_bias",),
+        "ssm_d": ("skip",),
+        "ssm_norm": ("norm",),
+        "ssm_out": ("o",),
+    }.items()
+    for part in parts
+}
 # Two ways to spell the router and the experts.
 _ROUTERS = (r"\.router\.layer\.weight$", r"\.router\.weight$")
 _EXPERTS = (r"\.block_sparse_moe\.experts\.", r"\.block_sparse_moe\.(in|out)put_linear")
@@ -64,9 +85,15 @@ class _SsmNumbers:
     groups: int
     state_dim: int
     taps: int
-    conv_bias: bool
-    bias: bool
+    conv_bias: bool | None
+    bias: bool | None
     limits: tuple[float, float | None]
+    rates: Literal["negated"] | None = None
+
+    @property
+    def converted(self) -> bool:
+        """Whether tensors have the shapes of a GGUF file."""
+        return self.rates == "negated"
 
 
 @dataclass(frozen=True)
@@ -85,9 +112,9 @@ class _Numbers:
     residual_scale: float
     geometry: HeadGeometry
     scale: float
-    attention_bias: bool
+    attention_bias: bool | None
     rope: Rope | None
-    ssm: _SsmNumbers
+    ssm: _SsmNumbers | None
 
 
 def _hugging_face(b: Builder) -> Component:
@@ -125,7 +152,9 @@ def _hugging_face(b: Builder) -> Component:
         vocab_size=embed.vocab,
         context_length=config.count("max_position_embeddings", 2048),
         embed=embed,
-        layers=tuple(_layer(b, i, kind, n, experts) for i, kind in enumerate(kinds)),
+        layers=tuple(
+            _layer(b, i, kind, n, lambda i: _ffn(b, i, n, experts)) for i, kind in enumerate(kinds)
+        ),
         head=b.head(
             embed,
             b.norm("output", None, hidden, n.eps, 0.0),
@@ -201,10 +230,10 @@ def _ffn(b: Builder, i: int, n: _Numbers, e: _ExpertNumbers | None) -> Mixer:
     )
 
 
-def _layer(b: Builder, i: int, kind: str, n: _Numbers, e: _ExpertNumbers | None) -> Layer:
+def _layer(b: Builder, i: int, kind: str, n: _Numbers, ffn: Callable[[int], Mixer]) -> Layer:
     mixer: Mixer
-    if kind == _SSM:
-        mixer = _ssm(b, i, n)
+    if kind == _SSM and n.ssm is not None:
+        mixer = _ssm(b, i, n, n.ssm)
     else:
         mixer = b.attention(
             i, n.hidden, n.geometry, scale=n.scale, bias=n.attention_bias, rope=n.rope
@@ -221,15 +250,14 @@ def _layer(b: Builder, i: int, kind: str, n: _Numbers, e: _ExpertNumbers | None)
             Block(
                 site="ffn",
                 norm=b.norm("ffn.norm", i, n.hidden, n.eps, 0.0),
-                mixer=_ffn(b, i, n, e),
+                mixer=ffn(i),
                 residual_scale=n.residual_scale,
             ),
         ),
     )
 
 
-def _ssm(b: Builder, i: int, n: _Numbers) -> Ssm:
-    s = n.ssm
+def _ssm(b: Builder, i: int, n: _Numbers, s: _SsmNumbers) -> Ssm:
     inner, states = s.heads * s.head_dim, s.groups * s.state_dim
     sizes = {"gate": inner, "x": inner, "b": states, "c": states, "step": s.heads}
     linears = {
@@ -246,10 +274,12 @@ def _ssm(b: Builder, i: int, n: _Numbers) -> Ssm:
             n.activation,
             bias=s.conv_bias,
             rows=rows,
+            squeezed=s.converted,
         )
         for part, rows in _spans(channels).items()
     }
-    heads = (s.heads,)
+    heads, column = (s.heads,), (s.heads, 1) if s.converted else (s.heads,)
+    runs = (s.groups, inner // s.groups) if s.converted else (inner,)
     return Ssm(
         heads=s.heads,
         head_dim=s.head_dim,
@@ -263,14 +293,15 @@ def _ssm(b: Builder, i: int, n: _Numbers) -> Ssm:
         x_conv=convolutions["x"],
         b_conv=convolutions["b"],
         c_conv=convolutions["c"],
-        decay_rate=b.vector("ssm.decay_rate", i, s.heads, stored=heads),
+        decay_rate=b.vector("ssm.decay_rate", i, s.heads, stored=column),
         step_bias=b.vector("ssm.step_bias", i, s.heads, stored=heads),
-        skip=b.vector("ssm.skip", i, s.heads, stored=heads),
-        norm=b.norm("ssm.norm", i, inner, n.eps, 0.0),
+        skip=b.vector("ssm.skip", i, s.heads, stored=column),
+        norm=b.norm("ssm.norm", i, inner, n.eps, 0.0, stored=runs),
         gate_activation="silu",
         o=b.linear("ssm.o", i, n.hidden, inner, bias=s.bias),
         step_least=s.limits[0],
         step_most=s.limits[1],
+        rates=s.rates,
     )
 
 
@@ -283,9 +314,86 @@ def _spans(sizes: dict[str, int]) -> dict[str, Part]:
     return found
 
 
+def _gguf(b: Builder) -> Component:
+    config = b.config
+    b.naming = Naming({**b.naming.parts, **_GGUF_PARTS})
+    hidden, heads = config.count("embedding_length"), config.count("attention.head_count")
+    layers = b.layer_count("block_count")
+    kv_heads = config.counts_by_layer("attention.head_count_kv", layers)
+    one = one_count(config, "attention.head_count_kv", kv_heads, heads)
+    head_dim = config.count("attention.key_length", hidden // heads)
+    config.neutral("attention.value_length", head_dim)
+    config.neutral("rope.dimension_count", head_dim)
+    turns = config.flag("rope.scaling.finetuned", True)
+    rope = gguf_rope(config, 10000.0)
+    hybrid = 0 in kv_heads
+    if not hybrid:
+        no_recurrent_layers(config)
+    width = config.count("feed_forward_length")
+    n = _Numbers(
+        hidden=hidden,
+        eps=config.number("attention.layer_norm_rms_epsilon"),
+        activation="silu",
+        ffn=width,
+        residual_scale=config.number("residual_scale", 1.0),
+        geometry=HeadGeometry(heads, one, head_dim),
+        scale=config.number("attention.scale"),
+        attention_bias=None,
+        rope=rope.rope(head_dim, "adjacent") if turns else None,
+        ssm=_gguf_ssm_numbers(config) if hybrid else None,
+    )
+    embed = b.embed(hidden, scale=config.number("embedding_scale", 1.0))
+    ffn = _gguf_ffn(b, n)
+    return Component(
+        id=b.component,
+        role="decoder",
+        hidden_size=hidden,
+        vocab_size=embed.vocab,
+        context_length=config.count("context_length"),
+        embed=embed,
+        layers=tuple(
+            _layer(b, i, _FULL if count else _SSM, n, ffn) for i, count in enumerate(kv_heads)
+        ),
+        head=b.head(
+            embed,
+            b.norm("output", None, hidden, n.eps, 0.0),
+            tied=None,
+            multiplier=1.0 / config.number("logit_scale", 1.0),
+        ),
+    )
+
+
+def _gguf_ssm_numbers(config: ConfigReader) -> _SsmNumbers:
+    s = recurrent_keys(config)
+    return _SsmNumbers(
+        heads=s.heads,
+        head_dim=s.head_dim,
+        groups=s.groups,
+        state_dim=s.state,
+        taps=s.taps,
+        conv_bias=None,
+        bias=None,
+        limits=(0.0, None),
+        rates="negated",
+    )
+
+
+def _gguf_ffn(b: Builder, n: _Numbers) -> Callable[[int], Mixer]:
+    """Return what describes the FFN of a layer, which routes if there are experts."""
+    config = b.config
+    if config.count("expert_count", 0, least=0):
+        experts = gguf_experts(b, n.ffn, renormalises=True)
+        return lambda i: experts.routed_ffn(b, i, n.hidden, n.activation)
+    config.irrelevant("expert_used_count")
+    # Without experts, what stands beside them is all there is.
+    width = config.count("expert_shared_feed_forward_length", n.ffn)
+    return lambda i: b.gated_ffn(i, n.hidden, width, n.activation, bias=False)
+
+
 FAMILY = Family(
     name="granitemoehybrid",
     model_types=("granitemoehybrid",),
-    architectures=(),
+    architectures=("granitehybrid", "granitemoe"),
     hugging_face=_hugging_face,
+    gguf=_gguf,
 )

@@ -2,24 +2,38 @@
 
 Layers are numbered from 1 in ``linear_attn_config``. Decays and output gates pass a low rank, as
 wide as a head. Dense feed-forward layers stand under ``mlp``, or under ``block_sparse_moe`` as the
-routed ones do.
+routed ones do. In GGUF files a layer without key/value heads is one of delta attention, whose
+number of heads only its tensors tell.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Literal
 
 from larql.format.graph import Activation, Block, Component, Kda, Layer, Mixer
 from larql.format.source import routed
 from larql.format.source.builder import Builder, Family
 from larql.format.source.config import ConfigReader
-from larql.format.source.grouped import GROUPED_PARTS, Grouped, expert_groups, grouped_ffn
+from larql.format.source.gguf_experts import gguf_experts
+from larql.format.source.gguf_recurrent import one_count
+from larql.format.source.grouped import (
+    GROUPED_PARTS,
+    LEAST_SUM,
+    Grouped,
+    expert_groups,
+    grouped_ffn,
+)
 from larql.format.source.keys import activation, common_hugging_face_keys, layer_kinds
-from larql.format.source.latent import LatentGeometry, latent_attention
+from larql.format.source.latent import (
+    LatentGeometry,
+    gguf_latent_geometry,
+    latent_attention,
+)
 from larql.format.source.names import Naming, hugging_face_naming
-from larql.format.source.rope import hugging_face_rope
+from larql.format.source.rope import gguf_rope, hugging_face_rope
 
 __all__ = ["FAMILY"]
 
@@ -43,6 +57,23 @@ _PARTS = {
     "kda.decay_bias": "self_attn.dt_bias",
     "kda.norm": "self_attn.o_norm",
     "kda.o": "self_attn.o_proj",
+}
+_GGUF_PARTS = {
+    "kda.q": "blk.{i}.attn_q",
+    "kda.k": "blk.{i}.attn_k",
+    "kda.v": "blk.{i}.attn_v",
+    "kda.beta": "blk.{i}.ssm_beta",
+    "kda.decay_down": "blk.{i}.ssm_f_a",
+    "kda.decay_up": "blk.{i}.ssm_f_b",
+    "kda.gate_down": "blk.{i}.ssm_g_a",
+    "kda.gate_up": "blk.{i}.ssm_g_b",
+    "kda.q_conv": "blk.{i}.ssm_conv1d_q",
+    "kda.k_conv": "blk.{i}.ssm_conv1d_k",
+    "kda.v_conv": "blk.{i}.ssm_conv1d_v",
+    "kda.decay_rate": "blk.{i}.ssm_a",
+    "kda.decay_bias": "blk.{i}.ssm_dt.bias",
+    "kda.norm": "blk.{i}.ssm_norm",
+    "kda.o": "blk.{i}.attn_output",
 }
 _NAMES = (
     ("max_position_embeddings", "model_max_length"),
@@ -90,7 +121,9 @@ class _Numbers:
     head_dim: int
     taps: int
     latent: LatentGeometry
-    attention_bias: bool
+    attention_bias: bool | None
+    apart: bool = False
+    rates: Literal["negated"] | None = None
 
 
 def _hugging_face(b: Builder) -> Component:
@@ -121,24 +154,81 @@ def _hugging_face(b: Builder) -> Component:
     grouped = _grouped(config) if _SPARSE in ffns else None
     if grouped is None:
         config.irrelevant(*_ROUTED)
+
+    def ffn(i: int) -> Mixer:
+        if ffns[i] != _SPARSE or grouped is None:
+            return b.gated_ffn(i, n.hidden, n.ffn, n.activation, bias=False)
+        names = ("w1", "w3", "w2")
+        return grouped_ffn(b, i, n.hidden, grouped, n.activation, module=_ROUTED_PART, names=names)
+
+    context = _either(config, "model_max_length", config, "max_position_embeddings", 1048576)
+    return _component(b, n, kinds, ffn, context, config.flag("tie_word_embeddings", False))
+
+
+def _component(
+    b: Builder,
+    n: _Numbers,
+    kinds: tuple[str, ...],
+    ffn: Callable[[int], Mixer],
+    context: int,
+    tied: bool | None,
+) -> Component:
     embed = b.embed(n.hidden, scale=1.0)
     return Component(
         id=b.component,
         role="decoder",
         hidden_size=n.hidden,
         vocab_size=embed.vocab,
-        context_length=config.count("max_position_embeddings", 1048576),
+        context_length=context,
         embed=embed,
-        layers=tuple(
-            _layer(b, i, kinds[i], n, grouped if ffns[i] == _SPARSE else None)
-            for i in range(layers)
-        ),
-        head=b.head(
-            embed,
-            b.norm("output", None, n.hidden, n.eps, 0.0),
-            tied=config.flag("tie_word_embeddings", False),
-        ),
+        layers=tuple(_layer(b, i, kind, n, ffn(i)) for i, kind in enumerate(kinds)),
+        head=b.head(embed, b.norm("output", None, n.hidden, n.eps, 0.0), tied=tied),
     )
+
+
+def _gguf(b: Builder) -> Component:
+    config = b.config
+    b.naming = Naming({**b.naming.parts, **_GGUF_PARTS})
+    layers = b.layer_count("block_count")
+    counts = config.counts_by_layer("attention.head_count_kv", layers)
+    heads = config.count("attention.head_count")
+    geometry, apart = gguf_latent_geometry(b, heads)
+    key = "attention.head_count_kv"
+    if one_count(config, key, counts, 1) != (1 if apart else heads):
+        config.contradiction(key, "attention.head_count", sorted(set(counts)), heads)
+    b.naming = Naming({**b.naming.parts, **geometry.gguf_parts(apart=apart)})
+    # No position turns anything here; still, settings that nobody knows are refused.
+    gguf_rope(config, 10000.0)
+    kinds = tuple(_FULL if count else _DELTA for count in counts)
+    n = _Numbers(
+        hidden=config.count("embedding_length"),
+        eps=config.number("attention.layer_norm_rms_epsilon"),
+        activation="silu",
+        ffn=config.count("feed_forward_length"),
+        heads=_gguf_heads(b, kinds),
+        head_dim=config.count("kda.head_dim"),
+        taps=config.count("ssm.conv_kernel"),
+        latent=geometry,
+        attention_bias=None,
+        apart=apart,
+        rates="negated",
+    )
+    experts = gguf_experts(b, 1, renormalises=True, score=2, eps=LEAST_SUM, grouped=True)
+
+    def ffn(i: int) -> Mixer:
+        if experts.routes(b, i):
+            return experts.routed_ffn(b, i, n.hidden, n.activation)
+        return b.gated_ffn(i, n.hidden, n.ffn, n.activation, bias=False)
+
+    return _component(b, n, kinds, ffn, config.count("context_length"), None)
+
+
+def _gguf_heads(b: Builder, kinds: tuple[str, ...]) -> int:
+    """Return how many heads delta layers have: one rate for each."""
+    if _DELTA not in kinds:
+        return 1
+    rates = b.tensors.get(b.naming.tensor("kda.decay_rate", kinds.index(_DELTA), ""))
+    return 1 if rates is None else math.prod(rates.shape)
 
 
 def _either(
@@ -228,14 +318,7 @@ def _grouped(config: ConfigReader) -> Grouped:
     )
 
 
-def _layer(b: Builder, i: int, kind: str, n: _Numbers, grouped: Grouped | None) -> Layer:
-    ffn: Mixer
-    if grouped is None:
-        ffn = b.gated_ffn(i, n.hidden, n.ffn, n.activation, bias=False)
-    else:
-        ffn = grouped_ffn(
-            b, i, n.hidden, grouped, n.activation, module=_ROUTED_PART, names=("w1", "w3", "w2")
-        )
+def _layer(b: Builder, i: int, kind: str, n: _Numbers, ffn: Mixer) -> Layer:
     mixer: Mixer
     if kind == _DELTA:
         mixer = _kda(b, i, n)
@@ -249,6 +332,7 @@ def _layer(b: Builder, i: int, kind: str, n: _Numbers, grouped: Grouped | None) 
             eps=_LATENT_EPS,
             bias=n.attention_bias,
             rope=None,
+            apart=n.apart,
         )
     return Layer(
         index=i,
@@ -295,12 +379,14 @@ def _kda(b: Builder, i: int, n: _Numbers) -> Kda:
         norm=b.norm("kda.norm", i, n.head_dim, n.eps, 0.0),
         gate_activation="sigmoid",
         o=b.linear("kda.o", i, n.hidden, width, bias=False),
+        rates=n.rates,
     )
 
 
 FAMILY = Family(
     name="kimi_linear",
     model_types=("kimi_linear",),
-    architectures=(),
+    architectures=("kimi-linear",),
     hugging_face=_hugging_face,
+    gguf=_gguf,
 )

@@ -2,6 +2,7 @@
 
 ``in_proj`` of a convolution layer holds the rows of B, C and x one after the other. The width of
 the FFN is made of the one that the configuration states. The final norm is ``embedding_norm``.
+GGUF files state the width as it is; there, a layer without key/value heads is a convolution.
 """
 
 from __future__ import annotations
@@ -13,9 +14,10 @@ from larql.format.graph import Block, Component, Layer, Mixer, Rope, ShortConvol
 from larql.format.rows import RowSelection
 from larql.format.source.builder import Builder, Family, HeadGeometry, Part
 from larql.format.source.config import ConfigReader
+from larql.format.source.gguf_recurrent import one_count
 from larql.format.source.keys import common_hugging_face_keys, layer_kinds
 from larql.format.source.names import Naming, hugging_face_naming
-from larql.format.source.rope import hugging_face_rope
+from larql.format.source.rope import gguf_rope, hugging_face_rope
 
 __all__ = ["FAMILY"]
 
@@ -35,6 +37,14 @@ _PARTS = {
     "ffn.up": "feed_forward.w3",
     "ffn.down": "feed_forward.w2",
 }
+_GGUF_PARTS = {
+    "output": "token_embd_norm",
+    "convolution.b": "blk.{i}.shortconv.in_proj",
+    "convolution.c": "blk.{i}.shortconv.in_proj",
+    "convolution.v": "blk.{i}.shortconv.in_proj",
+    "convolution.taps": "blk.{i}.shortconv.conv",
+    "convolution.o": "blk.{i}.shortconv.out_proj",
+}
 
 
 @dataclass(frozen=True)
@@ -46,6 +56,7 @@ class _Numbers:
     rope: Rope
     taps: int
     conv_bias: bool
+    squeezed: bool = False
 
 
 def _hugging_face(b: Builder) -> Component:
@@ -73,21 +84,49 @@ def _hugging_face(b: Builder) -> Component:
         conv_bias=config.flag("conv_bias", False),
     )
     kinds = _layer_kinds(config, b.layer_count("num_hidden_layers", 32))
-    embed = b.embed(hidden, scale=1.0)
+    context = config.count("max_position_embeddings", 128000)
+    return _component(b, n, kinds, context, config.flag("tie_word_embeddings", True))
+
+
+def _component(
+    b: Builder, n: _Numbers, kinds: tuple[str, ...], context: int, tied: bool | None
+) -> Component:
+    embed = b.embed(n.hidden, scale=1.0)
     return Component(
         id=b.component,
         role="decoder",
-        hidden_size=hidden,
+        hidden_size=n.hidden,
         vocab_size=embed.vocab,
-        context_length=config.count("max_position_embeddings", 128000),
+        context_length=context,
         embed=embed,
         layers=tuple(_layer(b, i, kind, n) for i, kind in enumerate(kinds)),
-        head=b.head(
-            embed,
-            b.norm("output", None, hidden, eps, 0.0),
-            tied=config.flag("tie_word_embeddings", True),
-        ),
+        head=b.head(embed, b.norm("output", None, n.hidden, n.eps, 0.0), tied=tied),
     )
+
+
+def _gguf(b: Builder) -> Component:
+    config = b.config
+    b.naming = Naming({**b.naming.parts, **_GGUF_PARTS})
+    hidden, heads = config.count("embedding_length"), config.count("attention.head_count")
+    head_dim = config.count("attention.key_length", hidden // heads)
+    config.neutral("attention.value_length", head_dim)
+    config.neutral("rope.dimension_count", head_dim)
+    config.neutral("attention.sliding_window", 0)
+    layers = b.layer_count("block_count")
+    counts = config.counts_by_layer("attention.head_count_kv", layers)
+    kv_heads = one_count(config, "attention.head_count_kv", counts, heads)
+    n = _Numbers(
+        hidden=hidden,
+        eps=config.number("attention.layer_norm_rms_epsilon"),
+        ffn=config.count("feed_forward_length"),
+        geometry=HeadGeometry(heads, kv_heads, head_dim),
+        rope=gguf_rope(config, 1000000.0).rope(head_dim),
+        taps=config.count("shortconv.l_cache"),
+        conv_bias=False,
+        squeezed=True,
+    )
+    kinds = tuple(_FULL if count else _CONV for count in counts)
+    return _component(b, n, kinds, config.count("context_length"), None)
 
 
 def _older_keys(config: ConfigReader, hidden: int, heads: int, eps: float) -> None:
@@ -178,7 +217,9 @@ def _convolution(b: Builder, i: int, n: _Numbers) -> ShortConvolution:
         b=before,
         c=after,
         v=values,
-        conv=b.convolution("convolution.taps", i, width, n.taps, None, bias=bias),
+        conv=b.convolution(
+            "convolution.taps", i, width, n.taps, None, bias=bias, squeezed=n.squeezed
+        ),
         o=b.linear("convolution.o", i, width, width, bias=bias),
     )
 
@@ -186,6 +227,7 @@ def _convolution(b: Builder, i: int, n: _Numbers) -> ShortConvolution:
 FAMILY = Family(
     name="lfm2",
     model_types=("lfm2",),
-    architectures=(),
+    architectures=("lfm2",),
     hugging_face=_hugging_face,
+    gguf=_gguf,
 )

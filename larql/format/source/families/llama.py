@@ -23,7 +23,7 @@ from larql.format.source.gguf_experts import gguf_experts
 from larql.format.source.keys import activation, common_hugging_face_keys
 from larql.format.source.rope import gguf_rope, hugging_face_rope
 
-__all__ = ["FAMILY"]
+__all__ = ["FAMILY", "gguf"]
 
 _DEFAULTS = Defaults(context=2048)
 
@@ -51,7 +51,8 @@ def _hugging_face(b: Builder) -> Component:
     ).component(b)
 
 
-def _gguf(b: Builder) -> Component:
+def gguf(b: Builder) -> Component:
+    """Compile a file whose layers are Llama's, or Mixtral's."""
     config = b.config
     basics = gguf_basics(b)
     experts = None
@@ -78,5 +79,5 @@ FAMILY = Family(
     model_types=("llama",),
     architectures=("llama",),
     hugging_face=_hugging_face,
-    gguf=_gguf,
+    gguf=gguf,
 )

@@ -1,7 +1,8 @@
 """Mistral and Ministral: Llama's layers with windows, and heads of a width of their own.
 
 Without a list of layer types every layer has the window. GGUF files of such models call themselves
-by Llama's architecture.
+by Llama's architecture, newer ones by ``mistral3``, which also Ministral 3 does: it scales scores
+by the position, in steps that this build has no operation for.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from larql.format.graph import Component
 from larql.format.source.builder import Builder, Family
 from larql.format.source.config import ConfigReader
 from larql.format.source.decoder import Attention, Decoder, Defaults, hugging_face_basics
+from larql.format.source.families import llama
 from larql.format.source.keys import activation, common_hugging_face_keys, layer_kinds
 from larql.format.source.rope import hugging_face_rope
 
@@ -50,9 +52,15 @@ def _windows(config: ConfigReader, layers: int) -> tuple[int | None, ...]:
     return tuple(window if kind == _SLIDING else None for kind in kinds)
 
 
+def _gguf(b: Builder) -> Component:
+    b.config.neutral("attention.temperature_scale", 0.0)
+    return llama.gguf(b)
+
+
 FAMILY = Family(
     name="mistral",
     model_types=("mistral", "ministral"),
-    architectures=(),
+    architectures=("mistral3",),
     hugging_face=_hugging_face,
+    gguf=_gguf,
 )

@@ -2,7 +2,8 @@
 
 A delta layer's queries, keys and values are rows of one tensor. A checkpoint may carry a draft
 head under ``mtp.``: one full-attention layer that reads the embedding of the next token beside
-the model's normed hidden state, and borrows the model's embedding and head.
+the model's normed hidden state, and borrows the model's embedding and head. GGUF files keep it as
+a layer behind the last one, which is left.
 """
 
 from __future__ import annotations
@@ -10,9 +11,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 from larql.format.graph import Component, DraftInput, Linear
-from larql.format.rows import RowSelection
-from larql.format.source.builder import Builder, Family, Part
+from larql.format.source.builder import Builder, Family
 from larql.format.source.families import qwen_hybrid as hybrid
+from larql.format.source.families.qwen_gguf import gguf_numbers
 from larql.format.source.names import Naming, common_prefix, hugging_face_naming
 
 __all__ = ["FAMILY", "PARTS", "PREFIXES"]
@@ -52,15 +53,20 @@ def _hugging_face(b: Builder) -> Component:
     b.config.neutral("mlp_only_layers", [])
     b.config.neutral("mtp_num_hidden_layers", *((1,) if _has_draft(b) else (0, 1)))
     b.config.neutral("mtp_use_dedicated_embeddings", False)
-    d = n.delta
-    spans = (("q", 0, d.keys), ("k", d.keys, d.keys), ("v", 2 * d.keys, d.values))
-    packing = {
-        part: Part(RowSelection.span(first, size), 2 * d.keys + d.values)
-        for part, first, size in spans
-    }
+    return _component(b, n)
+
+
+def _component(b: Builder, n: hybrid.Numbers) -> Component:
     return hybrid.component(
-        b, n, packing, lambda i: b.gated_ffn(i, n.hidden, n.ffn, n.activation, bias=False)
+        b,
+        n,
+        hybrid.one_tensor(n.delta),
+        lambda i: b.gated_ffn(i, n.hidden, n.ffn, n.activation, bias=False),
     )
+
+
+def _gguf(b: Builder) -> Component:
+    return _component(b, gguf_numbers(b, tiled=True))
 
 
 def _has_draft(b: Builder) -> bool:
@@ -120,7 +126,8 @@ def _draft(b: Builder, target: Component) -> Component:
 FAMILY = Family(
     name="qwen3_5",
     model_types=("qwen3_5", "qwen3_5_text"),
-    architectures=(),
+    architectures=("qwen35",),
     hugging_face=_hugging_face,
+    gguf=_gguf,
     drafts=_drafts,
 )

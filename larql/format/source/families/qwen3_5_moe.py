@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from larql.format.graph import Component
-from larql.format.rows import RowSelection
-from larql.format.source.builder import Builder, Family, Part
+from larql.format.source.builder import Builder, Family
 from larql.format.source.families import qwen_hybrid as hybrid
 from larql.format.source.families import qwen_routed
 from larql.format.source.families.qwen3_5 import PARTS, PREFIXES
+from larql.format.source.families.qwen_gguf import gguf_numbers
+from larql.format.source.gguf_experts import gguf_experts
 from larql.format.source.names import common_prefix, hugging_face_naming
 
 __all__ = ["FAMILY"]
@@ -34,18 +35,26 @@ def _hugging_face(b: Builder) -> Component:
     if drafts:
         b.leave(drafts, "a draft head with experts of its own")
         b.notes.append(f"{len(drafts)} tensors of the draft head were left behind")
-    d = n.delta
-    spans = (("q", 0, d.keys), ("k", d.keys, d.keys), ("v", 2 * d.keys, d.values))
-    packing = {
-        part: Part(RowSelection.span(first, size), 2 * d.keys + d.values)
-        for part, first, size in spans
-    }
-    return hybrid.component(b, n, packing, lambda i: qwen_routed.routed_ffn(b, i, n, experts))
+    return hybrid.component(
+        b, n, hybrid.one_tensor(n.delta), lambda i: qwen_routed.routed_ffn(b, i, n, experts)
+    )
+
+
+def _gguf(b: Builder) -> Component:
+    n = gguf_numbers(b, tiled=True)
+    experts = gguf_experts(b, 1, renormalises=True)
+    return hybrid.component(
+        b,
+        n,
+        hybrid.one_tensor(n.delta),
+        lambda i: experts.routed_ffn(b, i, n.hidden, n.activation),
+    )
 
 
 FAMILY = Family(
     name="qwen3_5_moe",
     model_types=("qwen3_5_moe", "qwen3_5_moe_text"),
-    architectures=(),
+    architectures=("qwen35moe",),
     hugging_face=_hugging_face,
+    gguf=_gguf,
 )

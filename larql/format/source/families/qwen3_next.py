@@ -2,6 +2,7 @@
 
 ``in_proj_qkvz`` holds for each key head its query rows, its key rows, and the value and gate rows
 of the value heads that share it; ``in_proj_ba`` likewise the rows of the two small projections.
+GGUF files take the first apart, but for the oldest, and keep the second.
 """
 
 from __future__ import annotations
@@ -12,7 +13,9 @@ from larql.format.source import routed
 from larql.format.source.builder import Builder, Family, Part
 from larql.format.source.families import qwen_hybrid as hybrid
 from larql.format.source.families import qwen_routed
-from larql.format.source.names import hugging_face_naming
+from larql.format.source.families.qwen_gguf import gguf_numbers
+from larql.format.source.gguf_experts import gguf_experts
+from larql.format.source.names import Naming, hugging_face_naming
 
 __all__ = ["FAMILY"]
 
@@ -50,6 +53,27 @@ def _hugging_face(b: Builder) -> Component:
         return b.gated_ffn(i, n.hidden, n.ffn, n.activation, bias=False)
 
     return hybrid.component(b, n, _packing(n.delta), ffn)
+
+
+def _gguf(b: Builder) -> Component:
+    n = gguf_numbers(b, tiled=False)
+    packing = _packing(n.delta)
+    if all(f"blk.{i}.ssm_in.weight" not in b.tensors for i in range(len(n.kinds))):
+        packing = {**packing, **hybrid.one_tensor(n.delta)}
+        del packing["gate"]
+    else:
+        whole = dict.fromkeys(("delta.q", "delta.k", "delta.v", "delta.gate"), "blk.{i}.ssm_in")
+        b.naming = Naming({**b.naming.parts, **whole})
+    small = dict.fromkeys(("delta.beta", "delta.decay"), "blk.{i}.ssm_ba")
+    b.naming = Naming({**b.naming.parts, **small})
+    experts = gguf_experts(b, 1, renormalises=True)
+
+    def ffn(i: int) -> Mixer:
+        if experts.routes(b, i):
+            return experts.routed_ffn(b, i, n.hidden, n.activation)
+        return b.gated_ffn(i, n.hidden, n.ffn, n.activation, bias=False)
+
+    return hybrid.component(b, n, packing, ffn)
 
 
 def _sparse_layers(b: Builder, layers: int) -> frozenset[int]:
@@ -91,6 +115,7 @@ def _packing(d: hybrid.DeltaGeometry) -> dict[str, Part]:
 FAMILY = Family(
     name="qwen3_next",
     model_types=("qwen3_next",),
-    architectures=(),
+    architectures=("qwen3next",),
     hugging_face=_hugging_face,
+    gguf=_gguf,
 )

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Literal
 
 from larql.format.graph import (
     Activation,
@@ -29,18 +30,21 @@ from larql.format.source.keys import activation, common_hugging_face_keys, layer
 from larql.format.source.rope import hugging_face_rope
 
 __all__ = [
+    "DELTA",
+    "FULL",
     "PARTS",
     "DeltaGeometry",
     "Numbers",
+    "Stored",
     "attention",
     "component",
     "layer",
     "norm",
     "numbers",
+    "one_tensor",
 ]
 
-_DELTA, _FULL = "linear_attention", "full_attention"
-_OFFSET = 1.0
+DELTA, FULL = "linear_attention", "full_attention"
 _UNIT_EPS = 1e-6  # of the unit vectors; no key names it
 
 PARTS = {
@@ -77,6 +81,26 @@ class DeltaGeometry:
 
 
 @dataclass(frozen=True)
+class Stored:
+    """How a format keeps what the two formats keep differently.
+
+    Attributes
+    ----------
+    offset : float
+        Added to the weights of norms.
+    squeezed : bool
+        As of :meth:`larql.format.source.builder.Builder.convolution`.
+    rates, value_order
+        As of :class:`~larql.format.graph.GatedDelta`.
+    """
+
+    offset: float
+    squeezed: bool = False
+    rates: Literal["negated"] | None = None
+    value_order: Literal["tiled"] | None = None
+
+
+@dataclass(frozen=True)
 class Numbers:
     """What the configuration says of either family."""
 
@@ -89,8 +113,9 @@ class Numbers:
     eps: float
     activation: Activation
     rope: Rope
-    attention_bias: bool
-    tied: bool
+    attention_bias: bool | None
+    tied: bool | None
+    stored: Stored
 
 
 def numbers(b: Builder, defaults: Mapping[str, int]) -> Numbers:
@@ -125,6 +150,7 @@ def numbers(b: Builder, defaults: Mapping[str, int]) -> Numbers:
         rope=_rope(config, head_dim),
         attention_bias=config.flag("attention_bias", False),
         tied=config.flag("tie_word_embeddings", False),
+        stored=Stored(offset=1.0),
     )
 
 
@@ -146,12 +172,12 @@ def _delta_geometry(config: ConfigReader) -> DeltaGeometry:
 
 def _kinds(config: ConfigReader, layers: int) -> tuple[str, ...]:
     every = config.optional_count("full_attention_interval")
-    usual = tuple(_DELTA if (i + 1) % (every or 4) else _FULL for i in range(layers))
-    kinds = layer_kinds(config, "layer_types", layers, {_DELTA: _DELTA, _FULL: _FULL})
+    usual = tuple(DELTA if (i + 1) % (every or 4) else FULL for i in range(layers))
+    kinds = layer_kinds(config, "layer_types", layers, {DELTA: DELTA, FULL: FULL})
     if kinds is None:
         return usual
     if every is not None and kinds != usual:
-        full = [i for i, kind in enumerate(kinds) if kind == _FULL]
+        full = [i for i, kind in enumerate(kinds) if kind == FULL]
         config.contradiction("layer_types", "full_attention_interval", f"full at {full[:8]}", every)
     return kinds
 
@@ -173,7 +199,7 @@ def attention(b: Builder, i: int, n: Numbers) -> SoftmaxAttention:
         scale=1.0 / math.sqrt(n.geometry.head_dim),
         bias=n.attention_bias,
         rope=n.rope,
-        qk_norm=(n.eps, _OFFSET),
+        qk_norm=(n.eps, n.stored.offset),
         gated=True,
     )
 
@@ -208,6 +234,7 @@ def delta(b: Builder, i: int, n: Numbers, packing: Mapping[str, Part]) -> GatedD
             d.taps,
             n.activation,
             rows=Part(RowSelection.span(first, size), total),
+            squeezed=n.stored.squeezed,
         )
         for part, first, size in (
             ("q", 0, d.keys),
@@ -237,7 +264,16 @@ def delta(b: Builder, i: int, n: Numbers, packing: Mapping[str, Part]) -> GatedD
         norm=b.norm("delta.norm", i, d.value_dim, n.eps, 0.0),
         gate_activation="silu",
         o=b.linear("delta.o", i, n.hidden, d.values, bias=False),
+        rates=n.stored.rates,
+        value_order=n.stored.value_order,
     )
+
+
+def one_tensor(d: DeltaGeometry) -> dict[str, Part]:
+    """Return the packing where queries, keys and values are rows of one tensor, in this order."""
+    total = 2 * d.keys + d.values
+    spans = (("q", 0, d.keys), ("k", d.keys, d.keys), ("v", 2 * d.keys, d.values))
+    return {part: Part(RowSelection.span(first, size), total) for part, first, size in spans}
 
 
 def layer(b: Builder, i: int, n: Numbers, mixer: Mixer, ffn: Mixer) -> Layer:
@@ -253,7 +289,7 @@ def layer(b: Builder, i: int, n: Numbers, mixer: Mixer, ffn: Mixer) -> Layer:
 
 def norm(b: Builder, part: str, i: int | None, n: Numbers) -> Norm:
     """Describe a norm of the carrier."""
-    return b.norm(part, i, n.hidden, n.eps, _OFFSET)
+    return b.norm(part, i, n.hidden, n.eps, n.stored.offset)
 
 
 def component(
@@ -272,7 +308,7 @@ def component(
     """
     embed = b.embed(n.hidden, scale=1.0)
     layers = tuple(
-        layer(b, i, n, attention(b, i, n) if kind == _FULL else delta(b, i, n, packing), ffn(i))
+        layer(b, i, n, attention(b, i, n) if kind == FULL else delta(b, i, n, packing), ffn(i))
         for i, kind in enumerate(n.kinds)
     )
     return Component(

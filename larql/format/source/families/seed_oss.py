@@ -6,9 +6,16 @@ import math
 
 from larql.format.graph import Component
 from larql.format.source.builder import Builder, Family
-from larql.format.source.decoder import Attention, Decoder, Defaults, hugging_face_basics
+from larql.format.source.decoder import (
+    Attention,
+    Decoder,
+    Defaults,
+    gguf_basics,
+    hugging_face_basics,
+)
 from larql.format.source.keys import activation, common_hugging_face_keys
-from larql.format.source.rope import hugging_face_rope
+from larql.format.source.names import Naming
+from larql.format.source.rope import gguf_rope, hugging_face_rope
 
 __all__ = ["FAMILY"]
 
@@ -36,9 +43,23 @@ def _hugging_face(b: Builder) -> Component:
     ).component(b)
 
 
+def _gguf(b: Builder) -> Component:
+    basics = gguf_basics(b)
+    head_dim = basics.geometry.head_dim
+    b.naming = Naming({**b.naming.parts, "ffn.norm": "blk.{i}.post_attention_norm"})
+    b.config.neutral("rope.dimension_count", head_dim)
+    rope = gguf_rope(b.config, 10000.0).rope(head_dim)
+    return Decoder(
+        basics=basics,
+        layers=(Attention(None, rope),) * basics.layers,
+        scale=1.0 / math.sqrt(head_dim),
+    ).component(b)
+
+
 FAMILY = Family(
     name="seed_oss",
     model_types=("seed_oss",),
-    architectures=(),
+    architectures=("seed_oss",),
     hugging_face=_hugging_face,
+    gguf=_gguf,
 )

@@ -39,7 +39,7 @@ def gated_delta(
     v = v.reshape(len(x), mixer.value_heads, mixer.value_dim)
     activate(beta, "sigmoid", beta)
     bias, rate = arithmetic.vectors[mixer.decay_bias], arithmetic.vectors[mixer.decay_rate]
-    forget(decay, bias, rate, (0.0, math.inf), None, decay)
+    forget(decay, bias, rate, (0.0, math.inf), None, decay, negated=mixer.rates == "negated")
     for stage, rows in (("beta", beta), ("decay", decay), ("gate", gate)):
         tell(taps, stage, rows)
     out = arithmetic.memory.take(v.shape)
@@ -47,7 +47,7 @@ def gated_delta(
         "delta",
         unit(q, mixer.key_heads, mixer.unit_eps, mixer.scale),
         unit(k, mixer.key_heads, mixer.unit_eps, 1.0),
-        v, decay, beta, None, state.halves, state.turn, out,
+        v, decay, beta, None, state.halves, state.turn, out, tiled=mixer.value_order == "tiled",
     )  # fmt: skip
     tell(taps, "recurrence", out)
     normed = gated_norm(mixer.norm, out, gate, mixer.gate_activation, arithmetic)

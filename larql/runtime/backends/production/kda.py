@@ -44,7 +44,8 @@ def kda(
     v = v.reshape(len(x), mixer.heads, mixer.value_dim)
     activate(beta, "sigmoid", beta)
     rate = np.repeat(arithmetic.vectors[mixer.decay_rate], mixer.key_dim)
-    forget(decay, arithmetic.vectors[mixer.decay_bias], rate, (0.0, math.inf), None, decay)
+    bias, negated = arithmetic.vectors[mixer.decay_bias], mixer.rates == "negated"
+    forget(decay, bias, rate, (0.0, math.inf), None, decay, negated=negated)
     for stage, rows in (("beta", beta), ("decay", decay), ("gate", gate)):
         tell(taps, stage, rows)
     out = arithmetic.memory.take(v.shape)

@@ -63,7 +63,13 @@ def latent_attention(
     query = memory.take((count, heads, mixer.key_dim))
     up = arithmetic.by_rows(mixer.k_up.weight)
     nope = nope.reshape(count, heads, mixer.nope_dim)
-    absorb(nope, turned, up.data, up.encoding.name, mixer.latent_dim, query)
+    if mixer.k_up_rows is None:
+        absorb(nope, turned, up.data, up.encoding.name, mixer.latent_dim, query)
+    else:
+        carried = memory.take((count, heads, mixer.latent_dim))
+        raise_heads(nope, up.data, up.encoding.name, carried)
+        whole = count * heads
+        join(carried.reshape(whole, -1), turned.reshape(whole, -1), query.reshape(whole, -1))
     mixed = memory.take((count, heads, mixer.latent_dim))
     attend(query, keys, values, start, 0, mixer.scale, 0.0, None, mixed)
     out = memory.take((count, heads, mixer.value_dim))

@@ -39,7 +39,8 @@ def ssm(
     decay = arithmetic.memory.take(step.shape)
     most = math.inf if mixer.step_most is None else mixer.step_most
     bias, rate = arithmetic.vectors[mixer.step_bias], arithmetic.vectors[mixer.decay_rate]
-    forget(step, bias, rate, (mixer.step_least, most), step, decay)
+    negated = mixer.rates == "negated"
+    forget(step, bias, rate, (mixer.step_least, most), step, decay, negated=negated)
     for stage, rows in (("step", step), ("decay", decay), ("gate", gate)):
         tell(taps, stage, rows)
     out = arithmetic.memory.take((count, mixer.heads, mixer.head_dim))

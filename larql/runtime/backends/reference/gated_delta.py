@@ -12,6 +12,7 @@ from larql.runtime.backends.reference.dense_ffn import ACTIVATIONS
 from larql.runtime.backends.reference.recurrence import (
     convolved,
     delta_step,
+    pace,
     per_head,
     softplus,
     unit,
@@ -40,7 +41,7 @@ def gated_delta(
     v = convolved(mixer.v_conv, arithmetic.linear(mixer.v, inputs), v_rows, arithmetic)
     for stage, rows in (("q", q), ("k", k), ("v", v)):
         tell(taps, stage, rows)
-    rate = -np.exp(arithmetic.vector(mixer.decay_rate))
+    rate, tiled = pace(mixer, arithmetic), mixer.value_order == "tiled"
     bias = arithmetic.vector(mixer.decay_bias)
     gates = arithmetic.linear(mixer.gate, inputs)
     betas = [ACTIVATIONS["sigmoid"](row) for row in arithmetic.linear(mixer.beta, inputs)]
@@ -49,8 +50,8 @@ def gated_delta(
         tell(taps, stage, rows)
     outputs, reads = [], []
     for query, key, value, gate, beta, decay in zip(
-        per_head(q, key_heads, heads),
-        per_head(k, key_heads, heads),
+        per_head(q, key_heads, heads, tiled=tiled),
+        per_head(k, key_heads, heads, tiled=tiled),
         per_head(v, heads, heads),
         gates,
         betas,

@@ -12,6 +12,7 @@ from larql.runtime.backends.reference.dense_ffn import ACTIVATIONS
 from larql.runtime.backends.reference.recurrence import (
     convolved,
     delta_step,
+    pace,
     per_head,
     softplus,
     unit,
@@ -41,7 +42,7 @@ def kda(
         tell(taps, stage, rows)
     raw = arithmetic.linear(mixer.decay_up, arithmetic.linear(mixer.decay_down, inputs))
     gates = arithmetic.linear(mixer.gate_up, arithmetic.linear(mixer.gate_down, inputs))
-    rate = -np.exp(arithmetic.vector(mixer.decay_rate))[:, None]
+    rate = pace(mixer, arithmetic)[:, None]
     bias = arithmetic.vector(mixer.decay_bias)
     betas = [ACTIVATIONS["sigmoid"](row) for row in arithmetic.linear(mixer.beta, inputs)]
     decays = [np.exp(rate * softplus(row + bias).reshape(heads, -1)) for row in raw]

@@ -44,7 +44,7 @@ def latent_attention(
     tell(taps, "latent", made)
     rows = region.kept.key_rows(np.arange(start + len(inputs)))[:, 0].astype(np.float64)
     kept = list(rows[:, : mixer.latent_dim])
-    keys = np.stack(arithmetic.linear(mixer.k_up, kept)).reshape(len(rows), mixer.heads, -1)
+    keys = _keys(mixer, kept, arithmetic)
     values = np.stack(arithmetic.linear(mixer.v_up, kept)).reshape(len(rows), mixer.heads, -1)
     narrow = inputs
     if mixer.q_down is not None:
@@ -82,6 +82,22 @@ def _carried_over(
     mixer: LatentAttention, nope: Float64, rope: Float64, arithmetic: Arithmetic
 ) -> Float64:
     """Return each head's query ``[heads, latent_dim + rope_dim]`` for latent rows."""
-    numbers = np.arange(mixer.heads * mixer.nope_dim)
-    up = arithmetic.rows(mixer.k_up.weight, numbers).reshape(*nope.shape, mixer.latent_dim)
+    up = _key_rows(mixer, arithmetic)
     return np.concatenate([np.einsum("hn,hnd->hd", nope, up), rope], axis=1)
+
+
+def _keys(mixer: LatentAttention, latents: list[Float64], arithmetic: Arithmetic) -> Float64:
+    """Return each head's unrotated keys ``[T, heads, nope_dim]``."""
+    if mixer.k_up_rows is None:
+        keys = np.stack(arithmetic.linear(mixer.k_up, latents))
+        return keys.reshape(len(latents), mixer.heads, -1)
+    up = _key_rows(mixer, arithmetic)
+    # One product at a time: its sum then hangs on nothing but the two vectors.
+    return np.array([[matrix @ latent for matrix in up] for latent in latents])
+
+
+def _key_rows(mixer: LatentAttention, arithmetic: Arithmetic) -> Float64:
+    """Return each head's ``[nope_dim, latent_dim]``, whichever way they are stored."""
+    up = arithmetic.rows(mixer.k_up.weight, np.arange(mixer.k_up.outputs))
+    up = up.reshape(mixer.heads, -1, mixer.k_up.inputs)
+    return up if mixer.k_up_rows is None else up.swapaxes(1, 2)

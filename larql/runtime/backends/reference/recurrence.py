@@ -6,13 +6,13 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from larql.format.graph import Convolution
+from larql.format.graph import Convolution, GatedDelta, Kda, Ssm
 from larql.runtime.backends.reference.arithmetic import Arithmetic, Float64
 from larql.runtime.backends.reference.dense_ffn import ACTIVATIONS
 from larql.runtime.regions import Region
 from larql.runtime.whole_regions import WholeRegion
 
-__all__ = ["convolved", "delta_step", "per_head", "softplus", "unit", "whole"]
+__all__ = ["convolved", "delta_step", "pace", "per_head", "softplus", "unit", "whole"]
 
 
 def whole(regions: Sequence[Region]) -> list[WholeRegion]:
@@ -38,9 +38,22 @@ def convolved(
     return outputs
 
 
-def per_head(inputs: list[Float64], heads: int, total: int) -> list[Float64]:
-    """Return ``[total, dim]`` of rows ``[heads * dim]``, each head repeated for those it serves."""
-    return [np.repeat(x.reshape(heads, -1), total // heads, axis=0) for x in inputs]
+def per_head(
+    inputs: list[Float64], heads: int, total: int, *, tiled: bool = False
+) -> list[Float64]:
+    """Return ``[total, dim]`` of rows ``[heads * dim]``, each head repeated for those it serves.
+
+    These are neighbours, or where ``tiled`` every ``heads``-th.
+    """
+    numbers = np.arange(total)
+    serving = numbers % heads if tiled else numbers * heads // total
+    return [x.reshape(heads, -1)[serving] for x in inputs]
+
+
+def pace(mixer: GatedDelta | Kda | Ssm, arithmetic: Arithmetic) -> Float64:
+    """Return the numbers below 0 that steps are multiplied by, whichever way they are stored."""
+    stored = arithmetic.vector(mixer.decay_rate)
+    return stored if mixer.rates == "negated" else -np.exp(stored)
 
 
 def softplus(x: Float64) -> Float64:

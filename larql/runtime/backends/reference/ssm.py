@@ -11,7 +11,7 @@ import numpy as np
 from larql.format.graph import Norm, Ssm
 from larql.runtime.backends.reference.arithmetic import Arithmetic, Float64
 from larql.runtime.backends.reference.dense_ffn import ACTIVATIONS
-from larql.runtime.backends.reference.recurrence import convolved, per_head, softplus, whole
+from larql.runtime.backends.reference.recurrence import convolved, pace, per_head, softplus, whole
 from larql.runtime.regions import Region
 from larql.runtime.taps import BlockTaps, tell
 
@@ -34,7 +34,7 @@ def ssm(
     cs = convolved(mixer.c_conv, arithmetic.linear(mixer.c, inputs), c_rows, arithmetic)
     for stage, rows in (("x", xs), ("b", bs), ("c", cs)):
         tell(taps, stage, rows)
-    rate = -np.exp(arithmetic.vector(mixer.decay_rate))
+    rate = pace(mixer, arithmetic)
     bias, skip = arithmetic.vector(mixer.step_bias), arithmetic.vector(mixer.skip)
     most = math.inf if mixer.step_most is None else mixer.step_most
     steps = [
