@@ -36,7 +36,7 @@ DraftOption = Annotated[
     typer.Option(
         "--draft",
         metavar="DRAFTER",
-        help="depth:N, mtp, container:PATH or ngram, as for --speculate.",
+        help="depth:N, mtp, container:NAME or ngram, as for --speculate.",
         show_default=False,
     ),
 ]

@@ -6,7 +6,7 @@ import typer
 
 from larql.cli import render
 from larql.cli.output import output_of
-from larql.format.source.held import reports
+from larql.format.source.held import BACKENDS, reports
 
 __all__ = ["command"]
 
@@ -16,8 +16,8 @@ def command(ctx: typer.Context) -> None:
 
     A checkpoint's ``config.json`` names its family in ``model_type``, a GGUF file in
     ``general.architecture``. Each family is held to oracles: tiny checkpoints and what another
-    program computed from them. Shown is how far the logits of each backend are from those at most,
-    as a share of the largest logit.
+    program computed from them. A backend executes a family if it computes all its oracles; shown is
+    how far the logits of each backend are from those at most, as a share of the largest logit.
 
     Examples
     --------
@@ -36,6 +36,8 @@ def command(ctx: typer.Context) -> None:
                         "name": family.name,
                         "model_types": family.model_types,
                         "architectures": family.architectures,
+                        "compiles": family.compiles,
+                        "executes": family.executes,
                         "operations": family.operations,
                         "oracles": family.oracles,
                     }
@@ -45,19 +47,20 @@ def command(ctx: typer.Context) -> None:
         )
         return
     render.table(
-        ("family", "model_type", "GGUF", "oracles", "production", "reference"),
+        ("family", "model_type", "GGUF", "compiles", "executes", "oracles", *BACKENDS),
         [
             (
                 family.name,
                 ", ".join(family.model_types),
                 ", ".join(family.architectures),
+                ", ".join(family.compiles),
+                ", ".join(family.executes) or "nothing",
                 len(family.oracles),
-                _shown(family.error("production")),
-                _shown(family.error("reference")),
+                *(_shown(family.error(backend)) for backend in BACKENDS),
             )
             for family in families
         ],
-        right=("oracles", "production", "reference"),
+        right=("oracles", *BACKENDS),
     )
 
 

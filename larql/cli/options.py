@@ -248,7 +248,8 @@ Speculate = Annotated[
         help=(
             "Have tokens guessed and verify them in blocks; the answer does not depend on it. "
             "depth:N (the first N layers), mtp (the draft head that the model carries), "
-            "container:PATH (another model of the same tokens) or ngram (what followed before)."
+            "container:NAME (another model of the same tokens: a path or hf://owner/name) or ngram "
+            "(what followed before)."
         ),
         show_default="one token at a time",
     ),

@@ -73,6 +73,11 @@ def operations(plan: Plan) -> Iterator[Operation]:
                 f"{table.scale:.9g}"
             )
             yield Operation(None, "embed", "per_layer_table", detail, (table.contract(),))
+    entry = component.draft_input
+    if entry is not None:
+        used = [c for use, c in outer.items() if use.startswith("draft_input")]
+        detail = f"{entry.projection.outputs} from two norms, the {entry.first}'s first"
+        yield Operation(None, "draft_input", "draft_input", detail, tuple(used))
     for layer in plan.layers:
         for block in layer.blocks:
             contracts = list(block_contracts(block, layer.index))

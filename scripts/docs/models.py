@@ -11,7 +11,7 @@ import inspect
 import sys
 from pathlib import Path
 
-from larql.format.source.held import FamilyReport, reports
+from larql.format.source.held import BACKENDS, FamilyReport, reports
 
 PAGE = Path(__file__).parents[2] / "docs" / "models.md"
 HEAD = """# Models
@@ -21,15 +21,19 @@ gave; `larql models` prints the same.
 
 A checkpoint is compiled if its `config.json` names one of these in `model_type`, or a GGUF file in
 `general.architecture`. Every option of a family's configuration is compiled, or refused by name.
-The container that comes out names operations and no family, and both backends execute it.
+The container that comes out names operations and no family.
+
+**Compiles** says of which files: `safetensors` checkpoints, `gguf` files, and `mtp` where a draft
+head in a checkpoint becomes a component. **Executes** names the backends that compute all of the
+family's oracles, none of them further off than 2e-4.
 
 **Oracles** are tiny checkpoints with random weights and peculiar options, and what transformers
 computed from them in float32: see [testing.md](testing.md). The last two columns say how far the
 logits of each backend are from those at most, as a share of the largest logit. float32 arithmetic
 alone costs up to 1e-4; the smallest single mistake that was tried moves logits by 0.03.
 
-| Family | `model_type` | GGUF | Operations | Oracles | production | reference |
-| --- | --- | --- | --- | --- | --- | --- |
+| Family | `model_type` | GGUF | Compiles | Executes | Operations | Oracles | {} | {} |
+| --- | --- | --- | --- | --- | --- | --- | --- | --- |
 """
 FOOT = """
 A family that is not here can be added: [adding-a-model.md](adding-a-model.md).
@@ -49,7 +53,9 @@ def main() -> int:
 
 def page() -> str:
     found = reports()
-    return HEAD + "".join(map(row, found)) + "\n" + "".join(map(words, found)) + FOOT
+    return (
+        HEAD.format(*BACKENDS) + "".join(map(row, found)) + "\n" + "".join(map(words, found)) + FOOT
+    )
 
 
 def row(family: FamilyReport) -> str:
@@ -57,9 +63,11 @@ def row(family: FamilyReport) -> str:
         family.name,
         ", ".join(f"`{name}`" for name in family.model_types),
         ", ".join(f"`{name}`" for name in family.architectures),
+        ", ".join(family.compiles),
+        ", ".join(family.executes),
         ", ".join(name.replace("_", " ") for name in family.operations),
         str(len(family.oracles)),
-        *(shown(family.error(backend)) for backend in ("production", "reference")),
+        *(shown(family.error(backend)) for backend in BACKENDS),
     )
     return "".join(f"| {cell} " for cell in cells) + "|\n"
 

@@ -191,6 +191,12 @@ def test_bytes_in_an_unknown_form_are_inadmissible(models: Path, tmp_path: Path,
     answer = cli("vindex3", "plan", source, "--json")
     assert answer.status == 1
     assert name in answer.json["reason"]
+    # It is told beside what else there is.
+    config = read_json(source / "config.json")
+    write_json(source / "config.json", {**config, "depth_gate": 3})
+    found = cli("vindex3", "plan", source, "--json").json["problems"]
+    assert [problem["name"] for problem in found] == ["depth_gate", name]
+    assert found[1]["kind"] == "tensor"
 
 
 def test_a_damaged_header_is_inadmissible(models: Path, tmp_path: Path, cli: Run) -> None:

@@ -81,6 +81,10 @@ def test_every_command_takes_its_name(
     assert cli("verify", name).ok().out == cli("verify", llama).ok().out
     assert cli("show", name, "--json").ok().json["fingerprint"] == Container(llama).fingerprint
     assert cli("walk", name, "--tokens", "1").ok().out == cli("walk", llama, "--tokens", "1").out
+    drafted = ("exec", llama, "--tokens", "1", "-n", "4", "--json")
+    for drafter in (llama, name):
+        said = cli(*drafted, "--speculate", f"container:{drafter}").ok().json
+        assert said["generated"] == cli(*drafted).ok().json["generated"]
     cut = tmp_path / "cut"
     cli("slice", name, "-o", cut, "--draft-depth", "2").ok()
     # A slice shares files with what it was cut from, which is links into the hub's cache here.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -58,8 +59,25 @@ def test_single_steps_equal_the_whole_prompt(container: Container, numerics: str
     run = run_of(container, numerics)
     whole = all_logits(run, TOKENS)
     session = run.session(len(TOKENS))
-    for position, token in enumerate(TOKENS):
-        assert_same_bits(session.step([token]), whole[position])
+    rows = [session.step([token]) for token in TOKENS]  # none is written again by a later step
+    for position, row in enumerate(rows):
+        assert_same_bits(row, whole[position])
+
+
+def test_sessions_of_several_threads_share_what_is_prepared(
+    container: Container, numerics: str
+) -> None:
+    run = run_of(container, numerics)
+
+    def rows(shift: int) -> list[npt.NDArray[np.float32]]:
+        session = run.session(len(TOKENS))
+        return [session.step([(token + shift) % 256]) for token in TOKENS]
+
+    alone = [rows(shift) for shift in range(3)]
+    with ThreadPoolExecutor(3) as pool:
+        together = list(pool.map(rows, range(3)))
+    for one, other in zip(alone, together, strict=True):
+        assert_same_bits(np.stack(one), np.stack(other))
 
 
 @pytest.mark.parametrize("name", ["llama", "gemma", "quantised"])

@@ -61,6 +61,37 @@ def test_harmless_keys_change_nothing(tmp_path: Path, name: str) -> None:
         assert compile_checkpoint(checkpoint).graph == plain.graph
 
 
+@pytest.mark.parametrize(
+    ("name", "published"),
+    [
+        ("llama", {"pretraining_tp": 1, "is_llama_config": True, "rope_interleaved": False}),
+        ("mistral", {"attention_bias": False, "mlp_bias": False}),
+        ("qwen2", {"use_mrope": False, "rope_scaling": None}),
+        ("qwen3_moe", {"norm_topk_prob": True, "max_window_layers": 48, "seq_aux": False}),
+        ("qwen3_next", {"use_sliding_window": False, "mtp_num_hidden_layers": 1}),
+        ("qwen3_next", {"output_router_logits": False, "router_aux_loss_coef": 0.001}),
+        ("glm4_moe", {"scoring_func": "sigmoid", "topk_method": "noaux_tc"}),
+        ("deepseek_v3", {"ep_size": 1, "aux_loss_alpha": 0.001, "moe_layer_freq": 1}),
+        ("gemma2", {"cache_implementation": "hybrid", "sliding_window_size": 5}),
+        ("gemma3", {"attn_logit_softcapping": None, "cache_implementation": "hybrid"}),
+        ("gemma4", {"use_bidirectional_attention": False, "expert_intermediate_size": None}),
+        ("gemma4", {"use_bidirectional_attention": "vision", "top_k_experts": None}),
+        ("granitemoehybrid", {"init_method": "mup", "normalization_function": "rmsnorm"}),
+        ("phi3", {"full_attn_mod": 1, "interpolate_factor": 1, "lm_head_bias": False}),
+        ("gpt_oss", {"experts_per_token": 2, "initial_context_length": 32}),
+        ("smollm3", {"pretraining_tp": 2, "max_window_layers": 28}),
+        ("kimi_linear-delta", {"use_grouped_topk": True, "num_nextn_predict_layers": 0}),
+    ],
+)
+def test_keys_of_published_files_change_nothing(
+    tmp_path: Path, name: str, published: dict[str, Any]
+) -> None:
+    with open_checkpoint(OWN / name / "checkpoint") as checkpoint:
+        plain = compile_checkpoint(checkpoint)
+    with open_checkpoint(edited(tmp_path, name, published)) as checkpoint:
+        assert compile_checkpoint(checkpoint).graph == plain.graph
+
+
 @pytest.mark.parametrize("name", SHORT)
 def test_keys_that_tell_are_all_refused(tmp_path: Path, name: str) -> None:
     path = edited(tmp_path, name, TELLING)

@@ -83,4 +83,4 @@ def test_every_row_is_read_once(tmp_path: Path, spans: list[tuple[int, int]], ro
     }
     _check_rows(builder)
     (problem,) = builder.problems.found
-    assert f"w: row {row} is not read exactly once" in problem.text
+    assert f"tensor w: row {row} is not read exactly once" in problem.text

@@ -457,8 +457,8 @@ class ConfigReader:
         for reader in (self, *self._children.values()):
             reader._judge_repeats()
             for key, values in reader._harmless.items():
-                if key in reader._config and key not in reader._verdicts:
-                    reader.neutral(key, *values)
+                if any(_alike(reader._config.get(key), value) for value in values):
+                    reader.irrelevant(key)
         for key in self.leftover():
             text = (
                 f"{self.where}: `{key}`: unknown to this family and may change what the model "

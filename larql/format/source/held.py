@@ -11,11 +11,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.resources import files
 
+from larql.format.source.builder import Family
 from larql.format.source.families import FAMILIES
 
-__all__ = ["FamilyReport", "OracleResult", "reports"]
+__all__ = ["BACKENDS", "FamilyReport", "OracleResult", "reports"]
 
 RESULTS = "oracles.json"
+BACKENDS = ("reference", "production")
+CLOSE = 2e-4
+"""What logits may be off at most, as a share of the largest, where a backend executes a family."""
 
 
 @dataclass(frozen=True)
@@ -37,7 +41,8 @@ class OracleResult:
         Kinds of operations in its layers, and of its ropes.
     errors : mapping
         Backend to its largest difference from the recorded logits, as a share of the largest of
-        them, rounded up to one digit.
+        them, rounded up to one digit. A backend that refuses what the checkpoint compiles to has
+        none.
     """
 
     oracle: str
@@ -60,13 +65,27 @@ class FamilyReport:
         ``model_type`` values of ``config.json``.
     architectures : tuple of str
         ``general.architecture`` values of GGUF files.
+    compiles : tuple of str
+        Kinds of checkpoints that this build compiles, ``safetensors`` and ``gguf``, and ``mtp``
+        where it makes a component of a draft head that one carries.
     oracles : tuple of OracleResult
     """
 
     name: str
     model_types: tuple[str, ...]
     architectures: tuple[str, ...]
+    compiles: tuple[str, ...]
     oracles: tuple[OracleResult, ...]
+
+    @property
+    def executes(self) -> tuple[str, ...]:
+        """Backends that computed every oracle of the family, and none further off than allowed."""
+        return tuple(
+            backend
+            for backend in BACKENDS
+            if self.oracles
+            and all(oracle.errors.get(backend, 1.0) <= CLOSE for oracle in self.oracles)
+        )
 
     @property
     def operations(self) -> tuple[str, ...]:
@@ -75,7 +94,13 @@ class FamilyReport:
 
     def error(self, backend: str) -> float | None:
         """Return the largest error of a backend over all oracles; None without oracles."""
-        return max((oracle.errors[backend] for oracle in self.oracles), default=None)
+        found = (oracle.errors[backend] for oracle in self.oracles if backend in oracle.errors)
+        return max(found, default=None)
+
+
+def _compiles(family: Family) -> tuple[str, ...]:
+    forms = {"safetensors": True, "gguf": family.gguf is not None, "mtp": family.drafts is not None}
+    return tuple(form for form, found in forms.items() if found)
 
 
 def reports() -> tuple[FamilyReport, ...]:
@@ -89,6 +114,7 @@ def reports() -> tuple[FamilyReport, ...]:
             family.name,
             family.model_types,
             family.architectures,
+            _compiles(family),
             tuple(result for result in results if result.family == family.name),
         )
         for family in sorted(FAMILIES, key=lambda family: family.name)

@@ -1,46 +1,47 @@
-"""The kernel calls of a step of few positions, recorded once and made again for the next ones."""
+"""The kernel calls of a step, or of a part of one, recorded once and made again."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from larql.runtime.backends.base import Carrier
-
 __all__ = ["StepProgram"]
+
+Float32 = npt.NDArray[np.float32]
 
 
 class StepProgram:
-    """A recorded step.
+    """Recorded calls that make one array of another.
 
     Parameters
     ----------
     walk : callable
-        The traversal to record.
-    carrier : float32 ``[T, hidden]``
-        Any carrier; its values do not matter.
+        What makes the calls: the traversal of the layers, an embedding or a head.
+    given : array
+        What it is given, a carrier or ids; the values do not matter.
     position : int
-        The first position that the traversal is recorded for.
+        The first position that the calls are recorded for.
     doubts : sequence of int64 arrays
-        Filled while the traversal is recorded, with words that its calls set where what they
+        Filled while the calls are recorded, with words that its calls set where what they
         compute must not be used.
     """
 
     def __init__(
         self,
-        walk: Callable[[Carrier], Carrier],
-        carrier: Carrier,
+        walk: Callable[[npt.NDArray[Any]], Float32],
+        given: npt.NDArray[Any],
         position: int,
         doubts: Sequence[npt.NDArray[np.int64]],
     ) -> None:
         from larql.kernels.finite import any_set
         from larql.kernels.program import recorded
 
-        self._carrier = np.array(carrier, dtype=np.float32)
+        self._given = np.array(given)
         with recorded(position) as program:
-            self._result = walk(self._carrier)
+            self._result = walk(self._given)
             self._doubt = any_set(doubts) if doubts else None
         self._program = program()
 
@@ -48,13 +49,13 @@ class StepProgram:
         """Return whether the program may still be run."""
         return self._program.fits()
 
-    def run(self, carrier: Carrier, position: int) -> Carrier | None:
-        """Return the carrier after a step of as many positions, float32 ``[T, hidden]``.
+    def run(self, given: npt.NDArray[Any], position: int) -> Float32 | None:
+        """Return what the calls make of an array like the one that they were recorded with.
 
         None where the step has to be walked to know what becomes of it. It can be: what a step
         writes to the state is beside what the state before it needs.
         """
-        self._carrier[:] = carrier
+        self._given[:] = given
         self._program.run(position)
         if self._doubt is not None and self._doubt[0]:
             return None

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from larql.errors import UsageError
 from larql.runtime.draft.drafter import Drafter
 from larql.runtime.draft.head import HeadDrafter
@@ -13,7 +11,7 @@ from larql.runtime.run import Run
 
 __all__ = ["DRAFTERS", "check_drafter", "make_drafter"]
 
-DRAFTERS = ("depth:N", "mtp", "container:PATH", "ngram")
+DRAFTERS = ("depth:N", "mtp", "container:NAME", "ngram")
 
 
 def check_drafter(text: str) -> None:
@@ -47,7 +45,7 @@ def make_drafter(text: str, run: Run, context: int) -> Drafter:
     if kind == "depth":
         return depth_drafter(run.prepared, int(value), context, run.options.chunk)
     if kind == "container":
-        return other_model(run.prepared, Path(value), context, run.options.chunk)
+        return other_model(run.prepared, value, context, run.options.chunk)
     if kind == "mtp":
         return HeadDrafter(run.prepared, context, run.options.chunk)
     return NgramDrafter()

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 
 from larql.errors import UsageError
 from larql.format.container import Container
+from larql.format.source.locate import locate
 from larql.runtime.backends.registry import make_backend
 from larql.runtime.container_text import tokenizer_of
 from larql.runtime.draft.costs import draft_of
@@ -101,28 +101,42 @@ def depth_drafter(
 
 
 def other_model(
-    target: PreparedOperands, path: Path, context: int, chunk: int | None
+    target: PreparedOperands, name: str, context: int, chunk: int | None
 ) -> ModelDrafter:
     """Return a drafter that is another container, run as the target is.
+
+    Parameters
+    ----------
+    target : PreparedOperands
+    name : str
+        A path, or ``hf://owner/name[@revision]``.
+    context : int
+    chunk : int or None
 
     Raises
     ------
     LarqlError
-        If it cannot be opened or prepared, or has another vocabulary.
+        If it cannot be had, opened or prepared, is a checkpoint, or has another vocabulary.
     """
+    located = locate(name)
+    if located.kind != "container":
+        raise UsageError(
+            f"--speculate container:{name}: is a checkpoint; make a container of it with `larql "
+            f"extract`"
+        )
     ours = target.backend
     backend = make_backend(ours.name, ours.threads, ours.activations, ours.kv)
-    container = Container(path)
+    container = Container(located.path)
     plan = make_plan(container, "target", Full())
     expected, found = target.plan.component.vocab_size, plan.component.vocab_size
     if found != expected:
         raise UsageError(
-            f"--speculate container:{path}: it has a vocabulary of {found} tokens, and the model "
+            f"--speculate container:{name}: it has a vocabulary of {found} tokens, and the model "
             f"one of {expected}; a drafter needs the same tokens"
         )
     _check_same_tokens(target.container, container)
     prepared = prepare(container, "target", Full(), backend)
-    return ModelDrafter(f"container:{path}", prepared, context, chunk)
+    return ModelDrafter(f"container:{name}", prepared, context, chunk)
 
 
 def _check_same_tokens(model: Container, drafter: Container) -> None:

@@ -45,6 +45,7 @@ def _hugging_face(b: Builder) -> Component:
     config = b.config
     common_hugging_face_keys(config)
     routed.router_keys(config)
+    config.neutral("pretraining_tp", 1)
     config.neutral("scoring_func", "sigmoid")
     config.neutral("topk_method", "noaux_tc")
     config.neutral("moe_layer_freq", 1)

@@ -47,6 +47,7 @@ def _attention(kinds: tuple[str, ...], window: int, rope: Rope) -> tuple[Attenti
 def _hugging_face(b: Builder) -> Component:
     config = b.config
     common_hugging_face_keys(config)
+    config.neutral("use_bidirectional_attention", False)
     config.refuse_null("sliding_window", "which would leave windowed layers without a window")
     config.refuse_null("head_dim", "which leaves the width of a head open")
     window = config.count("sliding_window", _WINDOW)

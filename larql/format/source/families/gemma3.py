@@ -107,6 +107,8 @@ def _hugging_face_ropes(config: ConfigReader) -> dict[str, RopeSettings]:
 def _hugging_face(b: Builder) -> Component:
     config = b.config
     common_hugging_face_keys(config)
+    config.neutral("use_bidirectional_attention", False)
+    config.neutral("attn_logit_softcapping")
     config.refuse_null("sliding_window", "which would leave windowed layers without a window")
     b.naming = hugging_face_naming(*common_prefix(b.tensors, _PREFIXES), _PARTS)
     layers = b.layer_count("num_hidden_layers", 26)

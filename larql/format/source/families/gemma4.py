@@ -77,7 +77,7 @@ _OTHER_TOWERS = ("embed_vision.", "audio_tower.", "embed_audio.")
 def _hugging_face(b: Builder) -> Component:
     config = b.config
     common_hugging_face_keys(config)
-    config.neutral("use_bidirectional_attention", "vision")
+    config.neutral("use_bidirectional_attention", "vision", False)
     config.refuse_null("sliding_window", "which would leave windowed layers without a window")
     b.naming = _naming(b)
     for tower in _OTHER_TOWERS:

@@ -30,6 +30,8 @@ def _hugging_face(b: Builder) -> Component:
     config = b.config
     common_hugging_face_keys(config)
     routed.router_keys(config)
+    config.neutral("scoring_func", "sigmoid")
+    config.neutral("topk_method", "noaux_tc")
     b.naming = hugging_face_naming("model.", "lm_head", GROUPED_PARTS)
     n = routed.Basics(
         hidden=config.count("hidden_size", 4096),

@@ -134,6 +134,8 @@ def _hugging_face(b: Builder) -> Component:
     stacked = any(f".{part}." in name for name in b.tensors for part in _FFN_PARTS.values())
     parts = {**_PARTS, **_ROUTED_PARTS, **(_FFN_PARTS if stacked else {})}
     b.naming = hugging_face_naming("model.", "lm_head", parts)
+    config.neutral("pretraining_tp", 1)
+    config.neutral("num_nextn_predict_layers", 0)
     layers = b.layer_count("num_hidden_layers", 27)
     linear = config.child(_LINEAR)
     kinds, ffns = _kinds(config, linear, layers), _ffn_kinds(config, layers)

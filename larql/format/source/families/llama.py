@@ -32,6 +32,9 @@ def _hugging_face(b: Builder) -> Component:
     config = b.config
     common_hugging_face_keys(config)
     config.irrelevant("is_llama_config")
+    config.neutral("pretraining_tp", 1)
+    config.neutral("rope_interleaved", False)
+    config.neutral("partial_rotary_factor", 1.0)
     basics = hugging_face_basics(b, _DEFAULTS)
     head_dim = basics.geometry.head_dim
     bias = config.flag("attention_bias", False)

@@ -50,6 +50,8 @@ _LISTS = {"factors": "rope_factors_short.weight", "long_factors": "rope_factors_
 def _hugging_face(b: Builder) -> Component:
     config = b.config
     common_hugging_face_keys(config)
+    for key in ("attention_bias", "mlp_bias", "lm_head_bias"):
+        config.neutral(key, False)
     for key in ("full_attn_mod", "interpolate_factor"):
         config.neutral(key, 1)
     fused = {part: f"model.layers.{{i}}.{name}" for part, name in _FUSED.items()}

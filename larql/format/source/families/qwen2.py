@@ -25,6 +25,7 @@ _DEFAULTS = Defaults(hidden=4096, layers=32, heads=32, kv_heads=32, ffn=22016, c
 def _hugging_face(b: Builder) -> Component:
     config = b.config
     common_hugging_face_keys(config)
+    config.neutral("use_mrope", False)
     basics = hugging_face_basics(b, _DEFAULTS)
     head_dim = basics.geometry.head_dim
     rope = hugging_face_rope(config, 10000.0).rope(head_dim)

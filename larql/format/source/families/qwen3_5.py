@@ -50,6 +50,7 @@ _DRAFT_PARTS = {
 def _hugging_face(b: Builder) -> Component:
     b.naming = hugging_face_naming(*common_prefix(b.tensors, PREFIXES), PARTS)
     n = hybrid.numbers(b, _DEFAULTS)
+    b.config.neutral("mlp_only_layers", [])
     b.config.neutral("mtp_num_hidden_layers", *((1,) if _has_draft(b) else (0, 1)))
     b.config.neutral("mtp_use_dedicated_embeddings", False)
     return _component(b, n)

@@ -28,6 +28,7 @@ def _hugging_face(b: Builder) -> Component:
         *common_prefix(b.tensors, PREFIXES), {**PARTS, **qwen_routed.PARTS}
     )
     n = hybrid.numbers(b, _DEFAULTS)
+    b.config.neutral("mlp_only_layers", [])
     experts = qwen_routed.numbers(b, _EXPERTS, renormalises=None)
     b.config.irrelevant("mtp_num_hidden_layers", "mtp_use_dedicated_embeddings")
     drafts = [name for name in b.tensors if name.startswith("mtp.")]

@@ -44,6 +44,7 @@ def _hugging_face(b: Builder) -> Component:
     n = hybrid.numbers(b, _DEFAULTS)
     sparse = _sparse_layers(b, len(n.kinds))
     experts = qwen_routed.numbers(b, _EXPERTS, renormalises=True) if sparse else None
+    b.config.irrelevant("mtp_num_hidden_layers", "mtp_use_dedicated_embeddings")
     b.leave((name for name in b.tensors if name.startswith("mtp.")), "a draft head")
 
     def ffn(i: int) -> Mixer:

@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from larql.errors import UnsupportedRefusal
 from larql.format.codec import decode
-from larql.format.graph import Linear, Norm, Rope
+from larql.format.graph import Embed, Head, Linear, Norm, Rope
 from larql.kernels.attention import padded_profiles
 from larql.kernels.chosen import Alike, chosen_products
 from larql.kernels.elementwise import add_row
@@ -22,6 +22,7 @@ from larql.kernels.parts import WHOLE, Part
 from larql.kernels.product import products
 from larql.kernels.product_q8 import products_q8, takes_integers
 from larql.kernels.rounding import Empty, QuantizedRows, gather_rounded, quantize_rows
+from larql.runtime.backends.step_program import StepProgram
 from larql.runtime.backends.workspace import Workspace
 from larql.runtime.operands import StoredBank, StoredOperand
 from larql.runtime.routes import ExpertRoute
@@ -111,12 +112,15 @@ class Calls:
     doubts : list of int64 arrays, or None
         Words that recorded calls set where their results must not be used, and the step be walked:
         what a walk would refuse is known only when they have been made. None: nothing is recorded.
+    programs : dict
+        The calls of an embedding or a head for one position, once they have been recorded.
     """
 
     def __init__(self, recorded: bool = False) -> None:
         self.memory = Workspace()
         self.rotations: dict[Rope, Rotation] = {}
         self.doubts: list[npt.NDArray[np.int64]] | None = [] if recorded else None
+        self.programs: dict[Embed | Head, StepProgram | None] = {}
 
 
 class _OfThread(threading.local):

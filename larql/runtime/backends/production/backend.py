@@ -12,6 +12,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -137,12 +139,15 @@ class ProductionBackend(Backend):
 
     def embed(self, op: Embed, ids: npt.NDArray[np.int64]) -> Carrier:
         """Decode the rows of the ids and scale them."""
+        ids = np.ascontiguousarray(ids)
+        if len(ids) == 1 and 0 <= ids[0] < op.vocab:
+            return self._again(op, partial(self._embed, op), ids)
+        return self._embed(op, ids)
+
+    def _embed(self, op: Embed, ids: npt.NDArray[np.int64]) -> Carrier:
         operand = self._arithmetic.operands[op.weight]
         out = np.empty((len(ids), op.width), np.float32)
-        gather(
-            operand.data, operand.encoding.name, op.vocab, op.width,
-            np.ascontiguousarray(ids), op.scale, out,
-        )  # fmt: skip
+        gather(operand.data, operand.encoding.name, op.vocab, op.width, ids, op.scale, out)
         return self._arithmetic.norm(op.norm, out, np.empty)
 
     def draft_input(self, op: DraftInput, embedded: Carrier, hidden: Float32) -> Carrier:
@@ -198,17 +203,35 @@ class ProductionBackend(Backend):
             return walk(carrier)
         step = steps[count]
         if step is None or not step.fits():
-            # The program goes on using what its calls share, whichever thread runs it.
-            recorded = Calls(recorded=True)
-            assert recorded.doubts is not None
-            calls = self._arithmetic.exchange(recorded)
-            try:
-                step = StepProgram(walk, carrier, state.length, recorded.doubts)
-            finally:
-                self._arithmetic.exchange(calls)
-            steps[count] = step
+            step = steps[count] = self._recorded(walk, carrier, state.length)
         made = step.run(carrier, state.length)
         return walk(carrier) if made is None else made
+
+    def _recorded(
+        self, walk: Callable[[npt.NDArray[Any]], Float32], given: npt.NDArray[Any], position: int
+    ) -> StepProgram:
+        # The program goes on using what its calls share, whichever thread runs it.
+        recorded = Calls(recorded=True)
+        assert recorded.doubts is not None
+        calls = self._arithmetic.exchange(recorded)
+        try:
+            return StepProgram(walk, given, position, recorded.doubts)
+        finally:
+            self._arithmetic.exchange(calls)
+
+    def _again(
+        self, op: Embed | Head, walk: Callable[[npt.NDArray[Any]], Float32], given: npt.NDArray[Any]
+    ) -> Float32:
+        """Make an operation's calls for one position; from the second time on, recorded ones."""
+        calls = self._arithmetic.calls
+        if calls.doubts is not None or op not in calls.programs:
+            calls.programs.setdefault(op, None)
+            return walk(given)
+        program = calls.programs[op]
+        if program is None or not program.fits():
+            program = calls.programs[op] = self._recorded(walk, given, 0)
+        made = program.run(given, 0)
+        return walk(given) if made is None else made
 
     def write(
         self,
@@ -243,6 +266,11 @@ class ProductionBackend(Backend):
 
     def logits(self, op: Head, carrier: Carrier) -> Float32:
         """Return the logits of each position."""
+        if len(carrier) == 1:
+            return self._again(op, partial(self._logits, op), carrier)
+        return self._logits(op, carrier)
+
+    def _logits(self, op: Head, carrier: Carrier) -> Float32:
         self._arithmetic.memory.restart()
         return self._head(op, self._rows(op), self._head_inputs(op, carrier))
 
