@@ -7,7 +7,6 @@ part for keys is turned.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
 
 from larql.format.graph import LatentAttention, Linear, Norm, Rope
 from larql.format.rows import RowSelection
@@ -146,14 +145,6 @@ def latent_attention(
         q_down = b.linear("attention.q_down", layer, queries, hidden, bias=bias)
         q_norm = b.norm("attention.q_norm", layer, queries, eps, 0.0)
     key, value = g.nope_dim + g.rope_dim, g.nope_dim + g.value_dim
-    turned: Literal["latent"] | None = None
-    if apart:
-        turned = "latent"
-        k_up = by_itself("attention.k_up", g.latent_dim, g.nope_dim)
-        v_up = by_itself("attention.v_up", g.value_dim, g.latent_dim)
-    else:
-        k_up = by_head("attention.k_up", 0, g.nope_dim, value, g.latent_dim)
-        v_up = by_head("attention.v_up", g.nope_dim, g.value_dim, value, g.latent_dim)
     latent_norm: Norm = b.norm("attention.latent_norm", layer, g.latent_dim, eps, 0.0)
     return LatentAttention(
         heads=heads,
@@ -169,9 +160,13 @@ def latent_attention(
         latent=down("attention.latent", 0, g.latent_dim),
         latent_norm=latent_norm,
         k_rope=down("attention.k_rope", g.latent_dim, g.rope_dim),
-        k_up=k_up,
-        v_up=v_up,
+        k_up=by_itself("attention.k_up", g.latent_dim, g.nope_dim)
+        if apart
+        else by_head("attention.k_up", 0, g.nope_dim, value, g.latent_dim),
+        v_up=by_itself("attention.v_up", g.value_dim, g.latent_dim)
+        if apart
+        else by_head("attention.v_up", g.nope_dim, g.value_dim, value, g.latent_dim),
         o=b.linear("attention.o", layer, hidden, heads * g.value_dim, bias=bias),
         rope=rope,
-        k_up_rows=turned,
+        k_up_rows="latent" if apart else None,
     )
