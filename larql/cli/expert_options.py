@@ -59,7 +59,10 @@ Experts = Annotated[
     typer.Option(
         "--experts",
         metavar="DIR,DIR",
-        help="Shard containers on this machine that hold more of the model's experts.",
+        help=(
+            "Containers on this machine that hold more of the model's experts, or what else this "
+            "one declares to be elsewhere."
+        ),
         show_default=False,
     ),
 ]

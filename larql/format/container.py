@@ -216,6 +216,8 @@ class Container:
     def bank_file(self, name: str) -> BankFile:
         """Open a file of expert banks by the name under which the index lists it.
 
+        Some of its regions may be unusable, which is told when one is asked for.
+
         Raises
         ------
         ContainerError, GenerationError, UnsupportedRefusal
@@ -224,7 +226,8 @@ class Container:
         from larql.format.lyrw.v2 import BankFile
 
         if name not in self._bank_files:
-            self._bank_files[name] = BankFile(self.path / name, self.index.schema)
+            path = self.path / name
+            self._bank_files[name] = BankFile(path, self.index.schema, tolerant=True)
         return self._bank_files[name]
 
     @cached_property

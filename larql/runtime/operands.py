@@ -216,9 +216,10 @@ class OperandStore:
         return representation
 
     def _fetch_bank(self, value: Representation) -> StoredBank:
+        from larql.format.region_bytes import check_regions
+
         regions = self.container.entries(value)
-        for name in self.container.bank_names(value.segment):
-            self.container.check_bytes(name)
+        check_regions(self.container, value, regions)
         return self.stored_bank(value.operand, value.encoding, value.shape, regions)
 
     def stored_bank(
@@ -272,11 +273,12 @@ class OperandStore:
         BindingDefect
             As :meth:`fetch`.
         """
+        from larql.format.region_bytes import check_regions
+
         value = self._representation(name, shape)
         try:
             regions = self.container.entries(value)
-            for file in self.container.bank_names(value.segment):
-                self.container.check_bytes(file)
+            check_regions(self.container, value, regions)
         except ContainerError as error:
             raise BindingDefect(f"operand {name}: {error}") from error
         here = [entry for entry, file in enumerate(regions.files) if file is not None]

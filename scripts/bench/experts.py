@@ -1,10 +1,12 @@
 """What routed experts cost: population, layout, tracing, and the pages that a step touches.
 
-    python scripts/bench/experts.py [part ...]        parts: population layout trace pages memory
+    python scripts/bench/experts.py [part ...]
+    parts: population layout trace pages memory recorded writing
 
 Models are made here, of random weights. Times are of the processor, the least of interleaved
 repeats, of one routed block and one position on one thread, so that they can be compared on a
-machine that is busy.
+machine that is busy. Blocks are walked by themselves, but in ``recorded``, where steps of a session
+are compared with the same steps walked. ``writing`` writes a bank of 896 experts, of 1.1 GB.
 """
 
 from __future__ import annotations
@@ -17,8 +19,9 @@ import sys
 import tempfile
 import time
 import tracemalloc
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -26,10 +29,16 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from larql.format.container import Container
+from larql.format.encoding import ENCODINGS
 from larql.format.graph import Block, RoutedFfn
+from larql.format.lyrw.codes import BankKind, Packing, Role
+from larql.format.lyrw.tables import Bank, BankSegment, RegionSchema, Tables
+from larql.format.lyrw.v2_writer import write_banks
 from larql.runtime.operands import OperandStore, StoredBank
 from larql.runtime.run import Run, RunOptions, open_run
-from larql.runtime.taps import BlockTaps, Keep
+from larql.runtime.session import Session
+from larql.runtime.state import State
+from larql.runtime.taps import BlockTaps, Keep, Taps
 from tests.builders.expert_banks import Spec, weights, write
 
 SMALL = Spec(8, 4, 512, 256, encoding="q8_0")
@@ -186,7 +195,101 @@ def memory(to: Path, repeats: int) -> None:
         print(f"population {count:>4}: {peak - began} bytes at most")
 
 
-PARTS = {f.__name__: f for f in (population, layout, trace, pages, memory)}
+def recorded(to: Path, repeats: int) -> None:
+    """Compare a layer in a recorded step with the same layer walked, by population and traced."""
+    layers, arms = 4, {}
+    for count in (8, 512):
+        at = to / f"recorded-{count}"
+        if not at.exists():
+            write(weights(replace(SMALL, experts=count, layers=layers)), at)
+        for name, walked, keep in (
+            ("recorded", False, None), ("walked", True, None), ("no sink", False, Keep()),
+            ("sink", False, Keep(experts=True)),
+        ):  # fmt: skip
+            run = open_run(Container(at), RunOptions(threads=1))
+            if walked:
+                run.prepared.backend.repeats = lambda count: False  # type: ignore[method-assign]
+            session = run.session(1, None if keep is None else Watch(keep))
+            arms[f"{count} {name}"] = partial(one_step, session)
+    took = {name: value / layers for name, value in least(arms, repeats, 50).items()}
+    for name, value in took.items():
+        base = took[name.split()[0] + (" no sink" if name.endswith("sink") else " walked")]
+        print(f"{name:>12} {value:8.1f} us a layer  {100 * (value / base - 1):+.1f} %")
+
+
+def one_step(session: Session) -> None:
+    """Advance from nothing by one position."""
+    session.truncate(0)
+    session.advance([3])
+
+
+class Watch:
+    """An observer that asks for something and takes nothing."""
+
+    most = 64
+
+    def __init__(self, keep: Keep) -> None:
+        self.keep = keep
+
+    def changes(self, start: int, count: int) -> None:
+        """Change nothing."""
+
+    def begin_step(self) -> None:
+        """Take no note."""
+
+    def saw(self, start: int, tokens: object, taps: Taps, state: State) -> None:
+        """Take nothing."""
+
+    def end_step(self) -> None:
+        """Take no note."""
+
+    def abandon_step(self) -> None:
+        """Take no note."""
+
+    def restored(self, snapshot: object) -> None:
+        """Take no note."""
+
+    def truncated(self, length: int) -> None:
+        """Take no note."""
+
+
+def writing(to: Path, repeats: int) -> None:
+    """Write a bank of 896 experts, and compare what that takes in memory with one tensor."""
+    rows, columns, entries = 512, 768, 896
+    line = ENCODINGS["q8_0"].row_bytes(columns)
+    fused = RegionSchema(0, Role.GATE_UP_FUSED, 6, Packing.BLOCKS_INLINE, 2 * rows, columns)
+    down = RegionSchema(1, Role.DOWN, 6, Packing.BLOCKS_INLINE, rows, columns)
+    bank = Bank(0, BankKind.ROUTED, entries, columns, rows, rows, (fused, down))
+    tables = Tables(0, (bank,), (BankSegment(0, 0, 0, entries),))
+
+    def made(region: RegionSchema, entry: int) -> Iterator[memoryview]:
+        yield memoryview(np.full((region.rows, line), entry % 251, np.uint8))
+
+    path = to / "bank.lyrw"
+    first = Tables(0, (bank,), (BankSegment(0, 0, 0, 1),), one_of_several=True)
+    with write_banks(to / "first.lyrw", first) as writer:  # so that nothing is loaded later
+        for region in (fused, down):
+            writer.region(0, 0, region, made(region, 0))
+    Path("/proc/self/clear_refs").write_text("5")  # the peak begins again here
+    before = status("VmRSS")
+    with write_banks(path, tables) as writer:
+        for entry in range(entries):
+            for region in (fused, down):
+                writer.region(0, entry, region, made(region, entry))
+    grown = status("VmHWM") - before
+    size, tensor = path.stat().st_size, 2 * rows * line
+    path.unlink()
+    print(f"{size} bytes written; the largest tensor has {tensor}")
+    print(f"peak resident memory above where it began: {grown}, {grown / tensor:.2f} tensors")
+
+
+def status(name: str) -> int:
+    """Return a field of this process's status in bytes."""
+    text = Path("/proc/self/status").read_text()
+    return int(re.search(rf"^{name}:\s+(\d+) kB", text, re.MULTILINE)[1]) * 1024  # type: ignore[index]
+
+
+PARTS = {f.__name__: f for f in (population, layout, trace, pages, memory, recorded, writing)}
 
 
 def main() -> None:

@@ -30,6 +30,7 @@ from tests.builders import expert_banks
 from tests.builders.containers import (
     copy_container,
     edit_index,
+    flip_byte,
     make_container,
     read_json,
     vouch_for,
@@ -363,6 +364,34 @@ def test_a_text_query_has_no_more_authority_than_its_embedding(
     assert ask(Container(source), tokens=[1]).authority.level == "numerically-approximate"
     x = query(Container(source))
     assert ask(Container(source), vector=x).authority.level == "source-exact"
+
+
+@pytest.mark.parametrize(("role", "walks"), [("down", True), ("up", True), ("gate", False)])
+def test_a_walk_needs_no_region_but_those_that_it_searches(
+    role: str, walks: bool, tmp_path: Path
+) -> None:
+    """Of a file that is damaged somewhere the rest is searched, and a run is refused."""
+    made = expert_banks.weights(expert_banks.Spec(8, 2, 32, 32))
+    container = expert_banks.write(made, tmp_path / "c")
+    value = container.operands[f"target.layer.000/experts.{role}"]
+    stored = container.entries(value).stored(3).tobytes()
+    path = tmp_path / "c" / value.segment
+    vector = query(container)
+    whole = ask(container, vector=vector, writes=3)
+    flip_byte(path, path.read_bytes().index(stored) + 7)
+    damaged = Container(tmp_path / "c")
+    if walks:
+        found = ask(damaged, vector=vector, writes=3)
+        ranks = [[(hit.feature, hit.score) for hit in bank.hits] for bank in found.banks]
+        assert ranks == [[(hit.feature, hit.score) for hit in bank.hits] for bank in whole.banks]
+        told = [hit.tokens for bank in found.banks for hit in bank.hits]
+        assert any(told) is (role != "down")
+        assert any("down cannot be used" in note for note in found.notes) is (role == "down")
+    else:
+        with pytest.raises(BindingDefect, match=r"layer 0, gate: .* the file is damaged"):
+            ask(damaged, vector=vector)
+    with pytest.raises(BindingDefect, match=rf"experts\.{role}: layer 0, {role}: .* is damaged"):
+        open_run(damaged, RunOptions(backend="reference"))
 
 
 def test_scores_that_are_not_finite_are_refused(tmp_path: Path) -> None:

@@ -66,11 +66,14 @@ class RegionDefect:
         Whose it is.
     message : str
         Names bank, entry and role, what was found and what was expected.
+    regions : tuple of (int, int, str)
+        Bank, entry and label of each region that cannot be used.
     """
 
     bank: int
     entry: int
     message: str
+    regions: tuple[tuple[int, int, str], ...]
 
 
 def unpack_numbers(data: bytes) -> array[int]:
@@ -132,11 +135,12 @@ def extent_defects(
         )
 
 
-def _defect(region: Region, problem: str) -> RegionDefect:
+def _defect(region: Region, problem: str, *others: Region) -> RegionDefect:
     return RegionDefect(
         region.bank,
         region.entry,
         f"bank {region.bank}, entry {region.entry}, {region.label} {problem}",
+        tuple((one.bank, one.entry, one.label) for one in (region, *others)),
     )
 
 
@@ -168,7 +172,7 @@ def _overlaps(regions: Sequence[Region]) -> Iterator[RegionDefect]:
         if around:
             problem = _together(around[-1], region)
             if problem is not None:
-                yield _defect(region, problem)
+                yield _defect(region, problem, around[-1])
                 continue
         around.append(region)
 

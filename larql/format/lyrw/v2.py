@@ -66,6 +66,8 @@ class BankFile:
         The file.
     schema : SchemaVersion
         Of the index of its container.
+    tolerant : bool
+        Open a file of which some regions cannot be used; asking for one of these is refused.
 
     Attributes
     ----------
@@ -74,13 +76,15 @@ class BankFile:
         Bytes of the file.
     tables : Tables
         Banks, segments and schemas.
+    region_defects : tuple of RegionDefect
+        What is wrong with regions; empty unless the file was opened tolerantly.
 
     Raises
     ------
     ContainerError
-        If the file is missing, is not LYRW, has a table that is cut short or contradicts itself, or
-        a region that is out of range, misaligned, inside the tables, of another length than its
-        format and shape imply, or over another region.
+        If the file is missing, is not LYRW, has a table that is cut short or contradicts itself,
+        or, where it is not opened tolerantly, a region that is out of range, misaligned, inside the
+        tables, of another length than its format and shape imply, or over another region.
     GenerationError
         If the file or the index belongs to another generation.
     UnsupportedRefusal
@@ -88,11 +92,16 @@ class BankFile:
         roles, formats and packings are kept.
     """
 
-    def __init__(self, path: Path, schema: SchemaVersion) -> None:
+    def __init__(self, path: Path, schema: SchemaVersion, *, tolerant: bool = False) -> None:
         self.path = path
         tables, numbers, defects, mapped = _read(path, schema)
-        for defect in defects:
-            raise ContainerError(f"{path}: {defect.message}")
+        if not tolerant:
+            for defect in defects:
+                raise ContainerError(f"{path}: {defect.message}")
+        self.region_defects = tuple(defects)
+        self._unusable = {
+            region: defect for defect in reversed(self.region_defects) for region in defect.regions
+        }
         self.size = mapped.size
         self.tables = tables
         self._numbers = numbers
@@ -180,6 +189,8 @@ class BankFile:
             If the bank has no such schema, or the entry is outside its population.
         ResidencyRefusal
             If the entry belongs to the population but is not in this file.
+        ContainerError
+            If something is wrong with where it lies.
         """
         bank = self.bank(bank_id)
         try:
@@ -195,6 +206,7 @@ class BankFile:
             )
         for segment, start in self._starts[bank_id]:
             if segment.first_entry <= entry < segment.end:
+                self._check_usable(bank_id, entry, schema)
                 row = start + (entry - segment.first_entry) * len(bank.schemas)
                 at = 2 * (row + column)
                 return Extent(self.path, self._numbers[at], self._numbers[at + 1])
@@ -205,6 +217,15 @@ class BankFile:
             f"{self.path}: entry {entry} of bank {bank_id} is not in this file, which holds "
             f"{held or 'none of the bank'} of {bank.num_entries}; fetch the segment that has it"
         )
+
+    def usable(self, bank_id: int, entry: int, schema: RegionSchema) -> bool:
+        """Return whether nothing is wrong with where a region lies."""
+        return (bank_id, entry, schema.label) not in self._unusable
+
+    def _check_usable(self, bank_id: int, entry: int, schema: RegionSchema) -> None:
+        if not self.usable(bank_id, entry, schema):
+            defect = self._unusable[bank_id, entry, schema.label]
+            raise ContainerError(f"{self.path}: {defect.message}")
 
     def advise(self, advice: int) -> None:
         """Tell the system how the mapped file will be read, one of ``mmap.MADV_…``.

@@ -203,7 +203,7 @@ def _role(
             states[segment] = (
                 examiner.not_held(held, segment, label)
                 if file is None
-                else examiner.region(file, schema, expected, level)
+                else examiner.region(file, storage.bank_id, segment, schema, expected, level)
             )
         yield (label if len(schemas) == 1 else f"{label} {schema.schema_index}"), states
 

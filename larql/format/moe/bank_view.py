@@ -30,6 +30,7 @@ from larql.format.moe.states import (
 )
 from larql.format.moe.verify import read_manifest
 from larql.format.operations.contract import BankPlace, Defect
+from larql.format.region_bytes import regions_stand
 
 __all__ = ["BankView", "bank_views", "sound_manifest", "verify_banks", "with_places"]
 
@@ -192,11 +193,25 @@ def with_places(container: Container, defects: Iterable[Defect]) -> list[Defect]
     """Say of defects of whole files which part of which bank the file holds."""
     manifest = sound_manifest(container)
     places = {} if manifest is None else _places(manifest)
+    found = []
+    for defect in defects:
+        place = places.get(defect.where)
+        if defect.place is None and place is not None:
+            roles = _damaged_roles(container, defect.where)
+            placed = [dataclasses.replace(place, role=role) for role in roles] or [place]
+            found += [dataclasses.replace(defect, place=one) for one in placed]
+        else:
+            found.append(defect)
+    return found
+
+
+def _damaged_roles(container: Container, file: str) -> list[str]:
+    """Return the roles of a damaged file whose bytes are known to have changed."""
+    values = container.index.representations.values()
     return [
-        defect
-        if defect.place is not None or defect.where not in places
-        else dataclasses.replace(defect, place=places[defect.where])
-        for defect in defects
+        _role(value.operand)
+        for value in values
+        if value.segment == file and regions_stand(container, value) is False
     ]
 
 

@@ -129,22 +129,28 @@ class Examiner:
             if other is not None:
                 found[segment] = Mismatch(f"{file.path}: {other}")
                 continue
-            found[segment] = self.region(file, schema, expected, value.fidelity, value)
+            found[segment] = self.region(
+                file, bank_id, segment, schema, expected, value.fidelity, value
+            )
         return found
 
     def region(
         self,
         file: BankFile,
+        bank_id: int,
+        segment: Segment,
         schema: RegionSchema,
         expected: tuple[int, int],
         fidelity: str,
         value: Representation | None = None,
     ) -> State:
-        """Return the state of the regions of one schema.
+        """Return the state of the regions of one schema in one segment of a bank.
 
         Parameters
         ----------
         file : BankFile
+        bank_id : int
+        segment : Segment
         schema : RegionSchema
         expected : (int, int)
             Rows and columns that the operand has.
@@ -172,7 +178,7 @@ class Examiner:
             return Mismatch(
                 f"{file.path}: {schema.label} is {list(stored)}, expected {list(expected)}"
             )
-        return Executable(fidelity, view)
+        return _misplaced(file, bank_id, segment, schema) or Executable(fidelity, view)
 
     def held(self, files: Sequence[str], bank_id: int, population: int, what: str) -> Held:
         """Open the files of a bank and return which segments are here."""
@@ -187,7 +193,7 @@ class Examiner:
         bank: Bank | None = None
         several = len(files) > 1
         for place, name in enumerate(files):
-            problem = self._file(name, what)
+            problem = self._file(name, what, banks=True)
             if problem is None:
                 try:
                     file = self.container.bank_file(name)
@@ -272,8 +278,11 @@ class Examiner:
             f"representation {value.id} has shape {list(value.shape)}, expected {list(expected)}"
         )
 
-    def _file(self, name: str, operand: str) -> State | None:
-        """Return what is wrong with a file as a whole, None if it can be opened."""
+    def _file(self, name: str, operand: str, *, banks: bool = False) -> State | None:
+        """Return what is wrong with a file as a whole, None if it can be opened.
+
+        Of a file of banks that has another size some regions may still be where they should.
+        """
         path = self.container.path / name
         try:
             self.container.index.holds_banks(name)
@@ -286,7 +295,7 @@ class Examiner:
             size = path.stat().st_size
         except OSError as error:
             return Damaged(f"{path}: {error.strerror}")
-        if entry is not None and size != entry.size:
+        if entry is not None and size != entry.size and not banks:
             return Damaged(f"{path}: is {size} bytes, the index vouches for {entry.size}")
         return None
 
@@ -295,3 +304,15 @@ def _unreadable(error: LarqlError) -> State:
     if isinstance(error, UnsupportedRefusal):
         return Unsupported(str(error))
     return Damaged(str(error))
+
+
+def _misplaced(
+    file: BankFile, bank_id: int, segment: Segment, schema: RegionSchema
+) -> Damaged | None:
+    """Return what is wrong with where the regions of a segment lie, None if nothing is."""
+    within = range(segment.first, segment.end)
+    for defect in file.region_defects:
+        for bank, entry, label in defect.regions:
+            if bank == bank_id and entry in within and label == schema.label:
+                return Damaged(f"{file.path}: {defect.message}")
+    return None

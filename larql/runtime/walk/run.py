@@ -13,6 +13,7 @@ import numpy.typing as npt
 from larql.errors import (
     BindingDefect,
     LarqlError,
+    Refusal,
     RefusalKind,
     ResidencyRefusal,
     UnsupportedRefusal,
@@ -214,11 +215,15 @@ def _with_tokens(
     if component is None or head is None or head.weight not in store.selection.bound:
         return list(banks), ["the head is not here, so features have no tokens"]
     columns: list[Float32] = []
-    without = []
+    without: list[str] = []
+    why = ""
     for target, bank in zip(targets, banks, strict=True):
         try:
             columns.append(_written(arithmetic, store, component, target, bank.hits))
-        except ResidencyRefusal:
+        except Refusal as refusal:
+            # The ranking stands, whatever keeps tokens from being told.
+            gone = isinstance(refusal, ResidencyRefusal)
+            why = why or ("down is not here" if gone else f"down cannot be used ({refusal})")
             without.append(target.name)
             columns.append(np.empty((0, head.width), np.float32))
     vectors = np.concatenate(columns) if columns else np.empty((0, head.width), np.float32)
@@ -237,7 +242,7 @@ def _with_tokens(
     notes = []
     if without:
         more = f" and {len(without) - 1} more" if len(without) > 1 else ""
-        notes.append(f"{without[0]}{more}: down is not here, so features have no tokens")
+        notes.append(f"{without[0]}{more}: {why}, so features have no tokens")
     return done, notes
 
 

@@ -11,7 +11,9 @@ import pytest
 from larql.format.closure import BankPlace
 from larql.format.container import Container, verify_container
 from larql.format.moe.bank_view import bank_views
+from larql.format.moe.capability import capability_of
 from larql.format.progress import SilentProgress
+from larql.format.region_bytes import regions_stand
 from tests.builders.containers import (
     copy_container,
     edit_index,
@@ -50,9 +52,51 @@ def test_each_bank_has_its_programme_its_storage_and_whether_it_binds(mixture: P
     assert (second.files, second.binds, second.binding) == ((BANK,), True, "binds")
 
 
+@pytest.mark.parametrize("role", ["gate", "up", "down"])
+def test_a_changed_byte_is_placed_by_role(copy: Path, role: str) -> None:
+    container = Container(copy)
+    value = container.operands[f"target.layer.001/experts.{role}"]
+    stored = container.entries(value).stored(2).tobytes()
+    data = (copy / BANK).read_bytes()
+    assert data.count(stored) == 1
+    flip_byte(copy / BANK, data.index(stored) + 5)
+    assert defects(copy) == [(BANK, BankPlace(1, "routed", role))]
+
+
+@pytest.mark.parametrize("number", range(3))
+def test_a_region_out_of_range_is_placed_by_role_and_leaves_the_others(
+    copy: Path, number: int
+) -> None:
+    role = ("gate", "up", "down")[number]
+    data = bytearray((copy / BANK).read_bytes())
+    at = SCHEMAS_AT + 3 * 20 + 16 * (2 * 3 + number)  # of entry 2
+    struct.pack_into("<Q", data, at, len(data) + 64 - len(data) % 64)
+    (copy / BANK).write_bytes(data)
+    assert defects(copy) == [(BANK, BankPlace(1, "routed", role))]
+    vouch_for(copy, BANK)
+    (defect,) = verify_container(Container(copy), SilentProgress())
+    assert (defect.where, defect.place) == (BANK, BankPlace(1, "routed", role))
+    assert f"bank 0, entry 2, schema {number} ({role}) is bytes" in defect.line()
+    operations = {one.name: one for one in capability_of(Container(copy)).operations}
+    assert operations["walk"].admitted is (role != "gate")
+    assert not operations["local_decode"].admitted
+
+
+def test_what_was_carried_is_known_by_itself(tmp_path: Path) -> None:
+    """Its bytes are those that the checkpoint's hash is of, in every form that carries them."""
+    told = 0
+    for checkpoint in sorted(CHECKPOINT.parents[1].glob("*/checkpoint")):
+        container = make_container(checkpoint, tmp_path / checkpoint.parent.name)
+        for value in container.index.representations.values():
+            if container.index.holds_banks(value.segment):
+                assert regions_stand(container, value) in (True, None), value.id
+                told += regions_stand(container, value) is True
+    assert told > 50
+
+
 def test_a_damaged_or_missing_file_is_placed(copy: Path) -> None:
-    flip_byte(copy / BANK)
-    assert defects(copy) == [(BANK, BankPlace(1, "routed"))]
+    flip_byte(copy / BANK, 60)  # of the tables, which no role has
+    assert (BANK, BankPlace(1, "routed")) in defects(copy)
     (copy / BANK).unlink()
     assert defects(copy) == [(BANK, BankPlace(1, "routed"))]
     _, view = bank_views(Container(copy))

@@ -26,6 +26,11 @@ __all__ = ["choose_experts", "routed_ffn"]
 
 
 def _kept(values: Float32) -> Float32:
+    """Return a copy."""
+    return values.copy()
+
+
+def _kept_again(values: Float32) -> Float32:
     """Return a copy that a recorded step fills again."""
     made = np.empty_like(values)
     copy(np.ascontiguousarray(values), made)
@@ -51,16 +56,17 @@ def routed_ffn(
         reached, and ``notes`` is None.
     """
     trace = None if taps is None else taps.experts
+    kept = _kept if arithmetic.calls.doubts is None else _kept_again
     read = arithmetic.norm(mixer.router.norm, x)
     choice = choose_experts(mixer.router, read, arithmetic)
     if taps is not None:
-        taps.routing = Routing(_kept(choice.ranks), choice.chosen, choice.weights)
+        taps.routing = Routing(kept(choice.ranks), choice.chosen, choice.weights)
     inputs = arithmetic.norm(mixer.norm, x)
     if mixer.latent is not None:
         inputs = arithmetic.linear(mixer.latent.into, inputs)
     if trace is not None:
-        trace.router_input, trace.expert_input = _kept(read), _kept(inputs)
-        trace.scores, trace.ranks = _kept(choice.scores), _kept(choice.ranks)
+        trace.router_input, trace.expert_input = kept(read), kept(inputs)
+        trace.scores, trace.ranks = kept(choice.scores), kept(choice.ranks)
         trace.shared = None
         trace.chosen, trace.weights = choice.chosen, choice.weights
     routed = _RoutedPart(mixer, choice.weights, arithmetic)
@@ -69,10 +75,10 @@ def routed_ffn(
     else:
         reached = _recorded(mixer, choice, inputs, routed, arithmetic)
     if trace is not None:
-        trace.gave(reached, len(x), _kept)
+        trace.gave(reached, len(x), kept)
     out = routed.of_all(reached)
     if trace is not None:
-        trace.routed = _kept(out)
+        trace.routed = kept(out)
     if mixer.shared is not None:
         inputs = arithmetic.norm(mixer.shared.norm, x)
         shared = dense_ffn(mixer.shared.ffn, inputs, (), 0, None, arithmetic)
@@ -82,14 +88,14 @@ def routed_ffn(
             scale_rows(shared, factors.reshape(-1))
         shared = arithmetic.norm(mixer.shared.post_norm, shared)
         if trace is not None:
-            trace.shared = _kept(shared)
+            trace.shared = kept(shared)
         add_scaled(out, shared, 1.0)
     for ffn, weights in zip(mixer.weighted or (), choice.shared, strict=True):
         beside = dense_ffn(ffn, x, (), 0, None, arithmetic)
         scale_rows(beside, weights)
         if trace is not None:
             if trace.shared is None:
-                trace.shared = _kept(beside)
+                trace.shared = kept(beside)
             else:
                 add_scaled(trace.shared, beside, 1.0)
         add_scaled(out, beside, 1.0)
@@ -100,7 +106,7 @@ def routed_ffn(
         elif broken.any():
             raise shared_defect(mixer, arithmetic.operands)
     if trace is not None:
-        trace.output = _kept(out)
+        trace.output = kept(out)
     return out
 
 
