@@ -206,13 +206,11 @@ def with_places(container: Container, defects: Iterable[Defect]) -> list[Defect]
 
 
 def _damaged_roles(container: Container, file: str) -> list[str]:
-    """Return the roles of a damaged file whose bytes are known to have changed."""
-    values = container.index.representations.values()
-    return [
-        _role(value.operand)
-        for value in values
-        if value.segment == file and regions_stand(container, value) is False
-    ]
+    """Return the roles of a damaged file whose bytes have changed; none where no other is sound."""
+    values = [v for v in container.index.representations.values() if v.segment == file]
+    stand = {_role(value.operand): regions_stand(container, value) for value in values}
+    sound = any(stands is True for stands in stand.values())
+    return [role for role, stands in stand.items() if sound and stands is False]
 
 
 def _places(manifest: m.Manifest) -> Mapping[str, BankPlace]:
