@@ -57,11 +57,11 @@ def test_the_choice_of_every_position_is_recorded(container: Container) -> None:
 @pytest.mark.parametrize("activations", ["f32", "q8"])
 def test_positions_together_are_positions_alone(container: Container, activations: str) -> None:
     """A product's rows do not hang on how many positions chose the expert."""
-    whole = None
-    for chunk in (None, 1, 3):
+    whole, tokens = None, [*TOKENS, *range(20, 32)]
+    for chunk in (None, 1, 3, 8, 9):
         run = open_run(container, RunOptions(activations=activations))
-        session = Session(run.prepared, len(TOKENS), chunk)
-        carrier = session.advance(TOKENS)
+        session = Session(run.prepared, len(tokens), chunk)
+        carrier = session.advance(tokens)
         if whole is None:
             whole = carrier
         assert carrier.tobytes() == whole.tobytes()

@@ -23,7 +23,7 @@ from larql.runtime.routes import (
 from larql.runtime.run import RunOptions, open_run
 from tests.builders.expert_banks import Spec, Weights, weights, write
 
-TOKENS = [3, 1, 4, 1, 5, 9, 2, 6]
+TOKENS = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8]
 SPEC = Spec(8, 2, 32, 64, form="halves", layers=2, encoding="q8_0")
 ARMS = [("production", "f32"), ("production", "q8"), ("reference", "f32")]
 
@@ -103,7 +103,7 @@ def test_a_container_of_which_no_expert_is_bound_refuses_by_name(
     none = ExpertAccess(shard=(0, 3))
     run = open_run(shards[2], RunOptions(backend=backend, experts=none))
     with pytest.raises(ResidencyRefusal, match="experts none of 8 are bound"):
-        run.session(8).advance(TOKENS)
+        run.session(len(TOKENS)).advance(TOKENS)
 
 
 def test_ranges_and_shards_that_do_not_fit_are_refused(

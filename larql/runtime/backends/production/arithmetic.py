@@ -283,6 +283,11 @@ class Arithmetic:
         """Multiply chosen matrices of each side with one row of ``x`` each, ``[n, side's rows]``.
 
         What is chosen is here, or the calls are recorded and this is doubted.
+
+        Raises
+        ------
+        ValueError
+            If it is not, and nothing is recorded.
         """
         outs = [self.memory.take((len(chosen), side.rows)) for side in sides]
         for integers in (False, True):
@@ -301,6 +306,8 @@ class Arithmetic:
                 )
                 if self.calls.doubts is not None:
                     self.calls.doubts.append(missing)
+                elif missing.any():
+                    raise ValueError("a chosen matrix is not here")
         return outs
 
     def linears(self, linears: Sequence[Linear], x: Vectors) -> list[Float32]:

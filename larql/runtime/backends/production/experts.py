@@ -27,7 +27,7 @@ from larql.runtime.routes import Dispatch, Done, NotApplicable, Refused, Wanted
 
 __all__ = ["FEW", "Experts"]
 
-FEW = 4
+FEW = 8
 """Positions whose experts are multiplied one by one: few of them choose the same."""
 
 
