@@ -41,14 +41,14 @@ def test_what_is_compiled_and_executed_is_told(larql_process: Process) -> None:
     document = json.loads(larql_process("models", "--json").stdout)
     found = {family["name"]: family for family in document["families"]}
     assert found["llama"]["compiles"] == ["safetensors", "gguf"]
-    assert found["seed_oss"]["compiles"] == ["safetensors"]
-    assert found["qwen3_5"]["compiles"] == ["safetensors", "mtp"]
+    assert found["inkling"]["compiles"] == ["safetensors"]
+    assert found["qwen3_5"]["compiles"] == ["safetensors", "gguf", "mtp"]
     for family in found.values():
         assert family["executes"] == ["reference", "production"], family["name"]
     table = larql_process("models").stdout.splitlines()
     assert {"compiles", "executes"} <= set(table[0].split())
     (line,) = (line for line in table if line.startswith("qwen3_5 "))
-    assert "safetensors, mtp" in line
+    assert "safetensors, gguf, mtp" in line
     assert "reference, production" in line
 
 

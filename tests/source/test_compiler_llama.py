@@ -546,7 +546,7 @@ def test_bookkeeping_metadata_changes_nothing(tmp_path: Path) -> None:
     [
         ("expert_count", u32(8)),
         ("attention.head_count", Typed("i32", [4])),
-        ("attention.head_count_kv", Typed("i32", [2])),
+        ("attention.head_count_kv", Typed("i32", [2, 2])),
         ("attention.value_length", u32(32)),
         ("attention.key_length", u32(32)),
         ("rope.dimension_count", u32(18)),
