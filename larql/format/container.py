@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from larql.format.moe.manifest import Storage
     from larql.format.moe.profiles import Selection
 
-__all__ = ["Container", "EncodingShare", "is_container", "verify_container"]
+__all__ = ["Container", "EncodingShare", "is_container", "open_container", "verify_container"]
 
 
 def is_container(directory: Path) -> bool:
@@ -60,6 +60,40 @@ class EncodingShare:
     nbytes: int
 
 
+def open_container(path: Path) -> Container:
+    """Open a directory of either generation, as its schema version says.
+
+    Raises
+    ------
+    ContainerError, GenerationError, UnsupportedRefusal
+        If the index is missing, malformed or newer than this build.
+    """
+    _recovered(path)
+    schema, _document = read_index_document(path)
+    if generation_of(schema) is Generation.VINDEX2:
+        from larql.format.vindex2.container import Vindex2
+
+        return Vindex2(path)
+    return Container(path)
+
+
+def _recovered(path: Path) -> None:
+    """Put back a directory that a killed replacement left moved aside; refuse where there is none.
+
+    Raises
+    ------
+    ContainerError
+        If no directory is there.
+    """
+    try:
+        recover(path)
+        present = path.is_dir()
+    except OSError as error:
+        raise ContainerError(f"{path}: cannot be opened: {error.strerror}") from None
+    if not present:
+        raise ContainerError(f"{path}: is not a directory; expected a container")
+
+
 class Container:
     """A container directory whose index has been read; nothing else has.
 
@@ -75,19 +109,16 @@ class Container:
     """
 
     def __init__(self, path: Path) -> None:
-        try:
-            recover(path)
-            present = path.is_dir()
-        except OSError as error:
-            raise ContainerError(f"{path}: cannot be opened: {error.strerror}") from None
-        if not present:
-            raise ContainerError(f"{path}: is not a directory; expected a container")
+        _recovered(path)
         self.path = path
-        _schema, document = read_index_document(path)
-        self.index: Index = index_from_json(document, str(path / INDEX_NAME))
         self._segments: dict[str, Segment] = {}
         self._bank_files: dict[str, BankFile] = {}
         self._checked: set[str] = set()
+        _schema, document = read_index_document(path)
+        self.index: Index = self._read_index(document)
+
+    def _read_index(self, document: Mapping[str, object]) -> Index:
+        return index_from_json(document, str(self.path / INDEX_NAME))
 
     @property
     def generation(self) -> Generation:
@@ -247,6 +278,16 @@ class Container:
         manifest = manifest_from_json(load_json(path), str(path))
         return {name: item for item in manifest.storages for name in item.files}
 
+    def holds_bank(self, value: Representation) -> bool:
+        """Return whether an operand lies in a file of expert banks, an entry for each expert.
+
+        Raises
+        ------
+        UnsupportedRefusal
+            If its file is of a kind that this build does not know.
+        """
+        return self.index.holds_banks(value.segment)
+
     def bank_names(self, name: str) -> tuple[str, ...]:
         """Return the files of which one holds a part of a bank, that one first.
 
@@ -312,6 +353,10 @@ def verify_container(
         Empty if the container is whole.
     """
     index = container.index
+    if container.generation is Generation.VINDEX2:
+        from larql.format.vindex2.verify import verify_vindex2
+
+        return verify_vindex2(container, progress)
     defects = list(_verify_files(container, progress, threads))
     if index.system_graph is None:
         return _with_banks(container, defects)

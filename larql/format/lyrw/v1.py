@@ -40,6 +40,7 @@ __all__ = [
     "check_shape",
     "layer_file_name",
     "part_bytes",
+    "stored_columns",
 ]
 
 HEADER = struct.Struct("<6I")
@@ -95,9 +96,13 @@ def part_bytes(encoding: Encoding, intermediate: int, hidden: int) -> tuple[int,
     )
 
 
+def stored_columns(encoding: Encoding, columns: int) -> int:
+    """Return how many columns are stored of rows of ``columns``: whole blocks."""
+    return -(-columns // encoding.block_elements) * encoding.block_elements
+
+
 def _stored_row(encoding: Encoding, columns: int) -> int:
-    blocks = -(-columns // encoding.block_elements)
-    return blocks * encoding.block_bytes
+    return encoding.row_bytes(stored_columns(encoding, columns))
 
 
 def check_shape(shape: LayerShape, where: str) -> None:
@@ -173,6 +178,50 @@ class LayerWeights:
         """
         return tuple(_read(path)[2])
 
+    def extent(self, entry: int, part: str) -> tuple[int, int]:
+        """Return where a part of an entry lies.
+
+        Parameters
+        ----------
+        entry : int
+        part : str
+            ``gate_up``, ``gate``, ``up`` or ``down``.
+
+        Returns
+        -------
+        tuple of int
+            Offset from the start of the file, and bytes.
+
+        Raises
+        ------
+        BindingDefect
+            If there is no such entry.
+        """
+        if not 0 <= entry < self.shape.num_entries:
+            raise BindingDefect(
+                f"{self.path}: entry {entry} is out of range, expected 0 to "
+                f"{self.shape.num_entries - 1}"
+            )
+        at = 4 * entry + 2 * (part == "down")
+        offset, length = self._table[at], self._table[at + 1]
+        if part in ("gate", "up"):
+            length //= 2
+        return offset + length * (part == "up"), length
+
+    def stored(self, entry: int, part: str) -> npt.NDArray[np.uint8]:
+        """Return a part of an entry as stored, a mapped view ``uint8 [nbytes]``.
+
+        Raises
+        ------
+        BindingDefect
+            If there is no such entry.
+        """
+        return self._mapped.view(*self.extent(entry, part))
+
+    def alone(self, entry: int, part: str) -> npt.NDArray[np.uint8]:
+        """As :meth:`stored`, of a part that is read while its neighbours are not."""
+        return self._mapped.alone(*self.extent(entry, part))
+
     def gate_up_bytes(self, entry: int) -> npt.NDArray[np.uint8]:
         """Return gate and up of an entry as stored, a mapped view ``uint8 [nbytes]``.
 
@@ -181,7 +230,7 @@ class LayerWeights:
         BindingDefect
             If there is no such entry.
         """
-        return self._part(entry, 0)
+        return self.stored(entry, "gate_up")
 
     def down_bytes(self, entry: int) -> npt.NDArray[np.uint8]:
         """Return down of an entry as stored, a mapped view ``uint8 [nbytes]``.
@@ -191,7 +240,7 @@ class LayerWeights:
         BindingDefect
             If there is no such entry.
         """
-        return self._part(entry, 1)
+        return self.stored(entry, "down")
 
     def gate(self, entry: int) -> npt.NDArray[np.uint8]:
         """Return gate of an entry, a mapped view ``uint8 [intermediate, row bytes]``.
@@ -244,15 +293,6 @@ class LayerWeights:
                 "use a newer larql, or extract with another encoding"
             )
         return encoding
-
-    def _part(self, entry: int, part: int) -> npt.NDArray[np.uint8]:
-        if not 0 <= entry < self.shape.num_entries:
-            raise BindingDefect(
-                f"{self.path}: entry {entry} is out of range, expected 0 to "
-                f"{self.shape.num_entries - 1}"
-            )
-        at = 4 * entry + 2 * part
-        return self._mapped.view(self._table[at], self._table[at + 1])
 
     def _rows(self, data: npt.NDArray[np.uint8], rows: int) -> npt.NDArray[np.uint8]:
         self.encoding()

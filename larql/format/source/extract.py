@@ -59,6 +59,7 @@ __all__ = [
     "manifest_document",
     "planned_representations",
     "precision_map",
+    "source_document",
     "text_document",
     "text_files",
 ]
@@ -307,7 +308,7 @@ def _write(
         components=tuple(c.id for c in compiled.graph.components),
         system_graph=GRAPH_NAME,
         moe_manifest=None if manifest is None else MANIFEST_NAME,
-        source=_source_document(checkpoint, compiled),
+        source=source_document(checkpoint, compiled),
         text=text_document(compiled),
         objects=objects,
         representations=representations,
@@ -387,7 +388,8 @@ def precision_map(representations: Mapping[str, Representation]) -> dict[str, ob
     return {name: elements[name] for name in sorted(elements)}
 
 
-def _source_document(checkpoint: Checkpoint, compiled: Compiled) -> dict[str, object]:
+def source_document(checkpoint: Checkpoint, compiled: Compiled) -> dict[str, object]:
+    """Return what the index says of the checkpoint: format, files, licence, what was left."""
     document: dict[str, object] = {
         "format": checkpoint.format,
         "weights": [
