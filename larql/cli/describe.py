@@ -12,6 +12,7 @@ from larql.cli.models import open_model
 from larql.cli.options import Component, Model, Profile, Threads, half_open_range
 from larql.cli.output import output_of
 from larql.cli.walk import LayersOption, PartialOption, Writes, hit_document, texts_of, told
+from larql.format.generation import Generation
 
 __all__ = ["command"]
 
@@ -54,7 +55,7 @@ def command(
     """
     output = output_of(ctx)
     span = None if layers is None else half_open_range(layers, "--layers")
-    container = open_model(model, output)
+    container = open_model(model, output, only=Generation.VINDEX3)
     is_id = subject.isascii() and subject.isdigit()
     source = (
         TextSource(tokens=subject) if is_id else TextSource(prompt=subject.removeprefix("text:"))

@@ -14,6 +14,7 @@ from larql.cli.options import Force, Model, half_open_range
 from larql.cli.output import Output, output_of
 from larql.errors import UsageError
 from larql.format.container import Container
+from larql.format.generation import Generation
 from larql.format.moe.capability import Capability, capability_of
 from larql.format.slicing.parts import PRESETS, Part
 from larql.format.slicing.plan import SlicePlan, plan_slice, request
@@ -114,7 +115,7 @@ def command(
         None if experts is None else half_open_range(experts, "--experts"),
         draft_depth,
     )
-    container = open_model(model, output)
+    container = open_model(model, output, only=Generation.VINDEX3)
     if output_path is not None:
         check_slice_output(container, output_path, force=force)
     plan = plan_slice(container, wanted)

@@ -15,6 +15,7 @@ from larql.cli.output import Output, output_of
 from larql.errors import UsageError
 from larql.format.closure import Defect
 from larql.format.container import Container
+from larql.format.generation import Generation
 from larql.format.moe.presence import presence_of
 from larql.format.progress import Progress
 from larql.format.source.locate import Located, locate
@@ -53,7 +54,9 @@ def command(
     """
     output = output_of(ctx)
     more = None if source is None else partial(_compare, _locate(source, output))
-    container = checked(model, output, threads, source, more)
+    # Only VINDEX3 records which bytes of the checkpoint an operand was made of.
+    only = None if source is None else Generation.VINDEX3
+    container = checked(model, output, threads, source, more, only)
     if output.json:
         render.document(output, check_document(container, source, []))
         return

@@ -26,6 +26,7 @@ from larql.cli.options import (
 from larql.cli.output import output_of
 from larql.errors import TokenizerError, UsageError
 from larql.format.container import Container
+from larql.format.generation import Generation
 from larql.runtime.container_text import tokenizer_of
 
 if TYPE_CHECKING:
@@ -135,7 +136,7 @@ def command(
         if residuals:
             raise UsageError("--residuals runs tokens; it does not go with --vector")
     span = None if layers is None else half_open_range(layers, "--layers")
-    container = open_model(model, output)
+    container = open_model(model, output, only=Generation.VINDEX3)
     from larql.runtime.walk.answer import WalkOptions
     from larql.runtime.walk.queries import read_vector
     from larql.runtime.walk.run import walk

@@ -320,6 +320,10 @@ class Container:
         own = {self.index.system_graph, self.index.moe_manifest, *self.index.segments}
         return {name: self.path / name for name in self.index.files if name not in own}
 
+    def facts(self) -> Mapping[str, object]:
+        """Return what else the index says that a reader should be shown."""
+        return {}
+
     def census(self) -> tuple[EncodingShare, ...]:
         """Return what is stored in each encoding, largest share of elements first."""
         shares: dict[str, list[int]] = {}

@@ -11,7 +11,7 @@ from larql.format.graph import Component
 from larql.format.index import Representation, SourceBinding
 from larql.format.lyrw.v1 import LayerWeights, stored_columns
 from larql.format.vindex2.index import Vindex2Index
-from larql.format.vindex2.layout import GATE, Level, needed_level
+from larql.format.vindex2.layout import GATE, MANIFEST, Level, needed_level
 from larql.format.vindex2.placement import Form, Place, entries_fault, places, routed_of
 from larql.format.vindex2.weight_manifest import WeightEntry
 
@@ -48,6 +48,10 @@ class _AbsentError(Exception):
 
 class _ContradictionError(Exception):
     """A file that is there, and whose content is not the model's."""
+
+    def __init__(self, problem: str, file: str | None = None) -> None:
+        super().__init__(problem)
+        self.file = file
 
 
 def bind_operands(
@@ -98,20 +102,21 @@ def bind_operands(
                 case Form.DENSE_ENTRY | Form.EXPERTS:
                     layer = place.contract.layer
                     bank = None if layer is None else experts.get(layer)
-                    file = open_layer(place.file)
+                    opened = open_layer(place.file)
                     fault = (
-                        entries_fault(bank, file.shape.num_entries)
+                        entries_fault(bank, opened.shape.num_entries)
                         if place.form is Form.EXPERTS and bank is not None
                         else None
                     )
                     if fault is not None:
                         raise _ContradictionError(fault)
-                    value = _of_layer(file, place, index)
+                    value = _of_layer(opened, place, index)
         except _AbsentError as reason:
             absent[name] = str(reason)
         except _ContradictionError as reason:
-            absent[name] = f"{place.file} {reason}"
-            faults[place.file, str(reason)] = None
+            file = reason.file or place.file
+            absent[name] = f"{file} {reason}"
+            faults[file, str(reason)] = None
         except LarqlError as error:
             absent[name] = str(error)
             faults[place.file, str(error)] = None
@@ -132,11 +137,17 @@ def _level_text(level: Level, file: str) -> str:
 
 def _of_manifest(entry: WeightEntry | None, place: Place, index: Vindex2Index) -> Representation:
     if entry is None:
-        raise _AbsentError(
-            f"weight_manifest.json does not list it in {place.file}; extract it again"
-        )
+        raise _AbsentError(f"{MANIFEST} does not list it in {place.file}; extract it again")
     if entry.file != place.file:
-        raise _ContradictionError(f"is said to hold {entry.key}, which belongs to {place.file}")
+        raise _ContradictionError(
+            f"has {entry.key} in {entry.file}, it belongs to {place.file}", MANIFEST
+        )
+    if entry.shape != place.contract.shape:
+        raise _ContradictionError(
+            f"has {entry.key} of shape {list(entry.shape)}, the model has "
+            f"{list(place.contract.shape)}",
+            MANIFEST,
+        )
     return _representation(place, entry.dtype, index, entry.key, entry)
 
 
@@ -178,19 +189,18 @@ def _representation(
     entry: WeightEntry | None = None,
 ) -> Representation:
     contract = place.contract
-    shape = contract.shape if entry is None else entry.shape
-    columns = stored_columns(encoding, shape[-1])
+    columns = stored_columns(encoding, contract.shape[-1])
     return Representation(
         id=contract.name,
         operand=contract.name,
         encoding=encoding,
         fidelity="numerically-approximate" if encoding.is_block else "source-equivalent",
-        shape=shape,
+        shape=contract.shape,
         segment=place.file,
         tensor=tensor,
         source=SourceBinding(contract.name, encoding.name, ""),
         requested=None if entry is None else entry.requested,
-        stored_columns=None if columns == shape[-1] else columns,
+        stored_columns=None if columns == contract.shape[-1] else columns,
     )
 
 

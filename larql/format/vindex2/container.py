@@ -329,6 +329,19 @@ class Vindex2(Container):
             if part_of(name, routed=False) in _TEXT_PARTS
         }
 
+    def facts(self) -> Mapping[str, object]:
+        """Return level, dtype and what else a reader should be shown."""
+        details = self.details
+        return {
+            "level": details.level.value,
+            "dtype": details.dtype.name,
+            "quant": details.quant,
+            "ffn_layout": None if details.ffn_layout is None else details.ffn_layout.value,
+            "features": sum(details.feature_counts),
+            "down_top_k": details.down_top_k,
+            "absent_operands": len(self.bound.absent),
+        }
+
     def gate(self, layer: int) -> Matrix:
         """Return a layer's gate vectors, ``[features, hidden]``.
 

@@ -295,6 +295,7 @@ def _scale(top: JsonObject, legacy: bool) -> float:
 def _checksums(top: JsonObject, legacy: bool) -> dict[str, str]:
     if legacy and "checksums" not in top.document:
         return {}
+    top.mapping("checksums")
     parent = top.child("checksums")
     for name in parent.document:
         check_relative_name(name, f"{top.where}: checksums", ContainerError)
