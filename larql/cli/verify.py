@@ -73,8 +73,10 @@ def command(
             f"{found.in_part[0].population}; by itself the container runs what chooses among these"
         )
     if found.elsewhere:
+        older = container.generation is Generation.VINDEX2
+        where = "of a higher level" if older else "declared to be elsewhere"
         render.line(
-            f"{len(found.elsewhere)} operands are declared to be elsewhere, {found.elsewhere[0]} "
+            f"{len(found.elsewhere)} operands are {where}, {found.elsewhere[0]} "
             f"first; what reads them is refused here"
         )
     if source is not None:

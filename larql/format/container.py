@@ -19,6 +19,7 @@ from larql.format.graph import Component, Graph
 from larql.format.graph_json import graph_from_json
 from larql.format.index import (
     INDEX_NAME,
+    FileEntry,
     Index,
     Representation,
     index_from_json,
@@ -34,7 +35,14 @@ if TYPE_CHECKING:
     from larql.format.moe.manifest import Storage
     from larql.format.moe.profiles import Selection
 
-__all__ = ["Container", "EncodingShare", "is_container", "open_container", "verify_container"]
+__all__ = [
+    "Container",
+    "EncodingShare",
+    "is_container",
+    "open_container",
+    "verify_container",
+    "verify_hashes",
+]
 
 
 def is_container(directory: Path) -> bool:
@@ -360,7 +368,7 @@ def verify_container(
     if container.generation is Generation.VINDEX2:
         from larql.format.vindex2.verify import verify_vindex2
 
-        return verify_vindex2(container, progress)
+        return verify_vindex2(container, progress, threads)
     defects = list(_verify_files(container, progress, threads))
     if index.system_graph is None:
         return _with_banks(container, defects)
@@ -457,14 +465,21 @@ def _verify_files(
             yield Defect(document, f"{kind} is not listed in `files`, so nothing vouches for it")
     if INDEX_NAME in index.files:
         yield Defect(INDEX_NAME, "lists itself in `files`; its own hash is the fingerprint")
+    yield from verify_hashes(container.path, index.files, progress, threads)
+
+
+def verify_hashes(
+    directory: Path, files: Mapping[str, FileEntry], progress: Progress, threads: int | None
+) -> Iterator[Defect]:
+    """Yield which files of a directory are missing, or not of the size and hash that is stated."""
     from larql.format.hash_files import hash_files
 
-    sizes = {name: entry.size for name, entry in index.files.items()}
-    hashes = hash_files(container.path, sizes, threads, progress)
-    for name in sorted(index.files):
-        entry, found = index.files[name], hashes[name]
+    sizes = {name: entry.size for name, entry in files.items()}
+    hashes = hash_files(directory, sizes, threads, progress)
+    for name in sorted(files):
+        entry, found = files[name], hashes[name]
         if isinstance(found, ContainerError):
-            yield Defect(name, str(found).removeprefix(f"{container.path / name}: "))
+            yield Defect(name, str(found).removeprefix(f"{directory / name}: "))
         elif found.size != entry.size:
             yield Defect(name, f"is {found.size} bytes, expected {entry.size}")
         elif found.sha256 != entry.sha256:

@@ -39,7 +39,13 @@ from larql.format.source.extract_banks import (
     write_layer_banks,
 )
 from larql.format.source.pieces import BankBinding
-from larql.format.source.recode import Recoding, choose_recoding, source_chunks, stored_chunks
+from larql.format.source.recode import (
+    Recoding,
+    choose_recoding,
+    fallback_notes,
+    source_chunks,
+    stored_chunks,
+)
 from larql.format.tokenizer import (
     TokenizerFile,
     companion_files,
@@ -54,6 +60,7 @@ __all__ = [
     "Extraction",
     "check_apart",
     "check_beside",
+    "check_place",
     "extract",
     "graph_document",
     "manifest_document",
@@ -163,9 +170,7 @@ def extract(
     OutputError
         If the output exists or cannot be written. No partial directory is left behind.
     """
-    inputs = [*checkpoint.weight_files, *checkpoint.side_files.values()]
-    check_apart(output, [checkpoint.root, *inputs])
-    check_output(output, force=force, replaceable=is_container)
+    check_place(checkpoint, output, force=force)
     compiled = compile_checkpoint(checkpoint)
     recodings = {b.operand: choose_recoding(b, quant) for b in compiled.bindings}
     recodings.update((b.operand, bank_recoding(b, quant)) for b in compiled.banks)
@@ -187,6 +192,19 @@ def extract(
         notes=index.notes,
         left=compiled.left,
     )
+
+
+def check_place(checkpoint: Checkpoint, output: Path, *, force: bool) -> None:
+    """Refuse a place for a container that cannot be written, or that holds the checkpoint.
+
+    Raises
+    ------
+    OutputError
+        Saying why.
+    """
+    inputs = [*checkpoint.weight_files, *checkpoint.side_files.values()]
+    check_apart(output, [checkpoint.root, *inputs])
+    check_output(output, force=force, replaceable=is_container)
 
 
 def planned_representations(compiled: Compiled, quant: str | None) -> dict[str, Representation]:
@@ -297,7 +315,9 @@ def _write(
     if manifest is not None:
         files[MANIFEST_NAME] = write_stream(directory / MANIFEST_NAME, [manifest])
     notes = [*compiled.notes, *_write_text(directory, checkpoint, files)]
-    notes += _fallback_notes(representations)
+    notes += fallback_notes(
+        (value.requested, value.encoding.name) for value in representations.values()
+    )
     component = compiled.graph.components[0]
     return Index(
         schema=written_schema(Generation.VINDEX3),
@@ -365,19 +385,6 @@ def text_files(checkpoint: Checkpoint) -> tuple[Mapping[str, TokenizerFile], str
         root = str(checkpoint.root)
         problem = str(error).replace(f"{root}/", "").removeprefix(f"{root}: ")
         return {**companion_files(checkpoint), **beside}, problem
-
-
-def _fallback_notes(representations: Mapping[str, Representation]) -> Iterator[str]:
-    counts: dict[tuple[str, str], int] = {}
-    for value in representations.values():
-        if value.requested is not None:
-            key = (value.requested, value.encoding.name)
-            counts[key] = counts.get(key, 0) + 1
-    for (requested, stored), count in sorted(counts.items()):
-        yield (
-            f"{count} tensors are {stored} instead of {requested}, whose block does not divide "
-            f"their rows"
-        )
 
 
 def precision_map(representations: Mapping[str, Representation]) -> dict[str, object]:

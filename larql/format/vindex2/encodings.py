@@ -16,7 +16,7 @@ from larql.format.source.pieces import BankBinding
 from larql.format.source.recode import Recoding, choose_encoding
 from larql.format.vindex2.layout import ATTENTION, DOWN, HEAD, UP
 
-__all__ = ["Quantised", "dtype_of", "entry_recodings", "tensor_recoding"]
+__all__ = ["dtype_of", "entry_recodings", "tensor_recoding"]
 
 _REENCODED = (ATTENTION, UP, DOWN, HEAD)
 _F32, _F16 = ENCODINGS["f32"], ENCODINGS["f16"]
@@ -108,24 +108,3 @@ def _one_for_all(found: set[Encoding], columns: Sequence[int], dtype: Encoding) 
         enc for enc in found if enc.is_block and not any(n % enc.block_elements for n in columns)
     ]
     return min(fitting, key=lambda enc: enc.bits_per_weight, default=dtype)
-
-
-class Quantised:
-    """Counts what could not be stored as was asked for, for a note to the user."""
-
-    def __init__(self) -> None:
-        self._counts: dict[tuple[str, str], int] = {}
-
-    def add(self, recoding: Recoding, count: int = 1) -> None:
-        """Take note of some matrices."""
-        if recoding.requested is not None:
-            key = recoding.requested, recoding.encoding.name
-            self._counts[key] = self._counts.get(key, 0) + count
-
-    def notes(self) -> tuple[str, ...]:
-        """Return what a user should know."""
-        return tuple(
-            f"{count} matrices are {stored} instead of {requested}, whose block does not divide "
-            f"their rows"
-            for (requested, stored), count in sorted(self._counts.items())
-        )

@@ -7,11 +7,10 @@ from pathlib import Path
 
 from larql.errors import ContainerError, LarqlError
 from larql.format.closure import Defect
-from larql.format.container import Container
+from larql.format.container import Container, verify_hashes
 from larql.format.index import INDEX_NAME
 from larql.format.lyrw.v1 import LayerWeights
 from larql.format.progress import Progress
-from larql.format.segment import hash_file
 from larql.format.vindex2.container import Vindex2
 from larql.format.vindex2.layout import (
     DOWN_META,
@@ -27,7 +26,9 @@ from larql.format.vindex2.weight_manifest import WeightEntry
 __all__ = ["verify_vindex2"]
 
 
-def verify_vindex2(container: Container, progress: Progress) -> list[Defect]:
+def verify_vindex2(
+    container: Container, progress: Progress, threads: int | None
+) -> list[Defect]:
     """Check the hash of every listed file, and that what is inside fits the index.
 
     Nothing is executed. Defects come in canonical order: files by name, first those that are
@@ -40,7 +41,7 @@ def verify_vindex2(container: Container, progress: Progress) -> list[Defect]:
         Empty if the directory is whole.
     """
     assert isinstance(container, Vindex2)
-    defects = list(_hashes(container, progress))
+    defects = list(_hashes(container, progress, threads))
     damaged = {defect.where for defect in defects}
     inside = [*_contents(container, damaged), *_faults(container)]
     for defect in inside:
@@ -50,24 +51,16 @@ def verify_vindex2(container: Container, progress: Progress) -> list[Defect]:
     return [*defects, *_operands(container, damaged)]
 
 
-def _hashes(container: Vindex2, progress: Progress) -> Iterator[Defect]:
+def _hashes(
+    container: Vindex2, progress: Progress, threads: int | None
+) -> Iterator[Defect]:
     checksums = container.details.checksums
     if not checksums:
         yield Defect(INDEX_NAME, "has no `checksums`, so nothing vouches for any file")
+        return
     if INDEX_NAME in checksums:
         yield Defect(INDEX_NAME, "lists itself in `checksums`; its own hash is the fingerprint")
-    progress.start("verify", sum(entry.size for entry in container.index.files.values()))
-    for name in sorted(checksums):
-        path = container.path / name
-        try:
-            found = hash_file(path)
-        except ContainerError as error:
-            yield Defect(name, str(error).removeprefix(f"{path}: "))
-            continue
-        if found.sha256 != checksums[name]:
-            yield Defect(name, f"sha256 is {found.sha256}, expected {checksums[name]}")
-        progress.advance(found.size)
-    progress.finish()
+    yield from verify_hashes(container.path, container.index.files, progress, threads)
 
 
 def _contents(container: Vindex2, damaged: set[str]) -> Iterator[Defect]:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from larql import __version__
 from larql.errors import CompileError, UsageError
-from larql.format.atomic import check_output, write_directory
+from larql.format.atomic import write_directory
 from larql.format.closure import check_closure
 from larql.format.container import is_container
 from larql.format.digest import remember_sha256
@@ -27,14 +27,14 @@ from larql.format.source.checkpoint import Checkpoint
 from larql.format.source.compiler import Compiled, compile_checkpoint
 from larql.format.source.extract import (
     Extraction,
-    check_apart,
+    check_place,
     planned_representations,
     source_document,
     text_files,
 )
-from larql.format.source.recode import Recoding, stored_chunks
+from larql.format.source.recode import Recoding, fallback_notes, stored_chunks
 from larql.format.vindex2.down_meta import FeatureTokens
-from larql.format.vindex2.encodings import Quantised, dtype_of, tensor_recoding
+from larql.format.vindex2.encodings import dtype_of, tensor_recoding
 from larql.format.vindex2.index import (
     DEFAULT_TOP_K,
     LayerFeatures,
@@ -139,9 +139,7 @@ def extract_vindex2(
     UsageError
         If ``SOURCE_DATE_EPOCH`` is set and no time.
     """
-    inputs = [*checkpoint.weight_files, *checkpoint.side_files.values()]
-    check_apart(output, [checkpoint.root, *inputs])
-    check_output(output, force=force, replaceable=is_container)
+    check_place(checkpoint, output, force=force)
     made_at = _extracted_at()
     compiled = compile_checkpoint(checkpoint)
     target = compiled.graph.components[0]
@@ -217,7 +215,7 @@ class _Writing:
         self._dtype = dtype_of(self._bindings.values(), self._banks.values())
         self._turned = _interleaved(compiled.graph.components[0])
         self._checksums: dict[str, str] = {}
-        self._noted = Quantised()
+        self._noted: list[Recoding] = []
 
     def run(self, tokens: FeatureTokens) -> Vindex2Index:
         """Write all files but the index, and return what that is to say."""
@@ -238,7 +236,8 @@ class _Writing:
         text, problem = text_files(self._checkpoint)
         for name, file in text.items():
             self._write(name, file.chunks())
-        notes = [*self._compiled.notes, *self._noted.notes()]
+        notes = list(self._compiled.notes)
+        notes += fallback_notes((r.requested, r.encoding.name) for r in self._noted)
         if problem is not None:
             notes.append(f"warning: no tokenizer is carried: {problem}")
         if len(self._compiled.graph.components) > 1:
@@ -346,7 +345,7 @@ class _Writing:
                     recoding.requested,
                 )
             )  # fmt: skip
-            self._noted.add(recoding)
+            self._noted.append(recoding)
             end = offset + length
         self._write(file, self._padded(entries))
         return entries

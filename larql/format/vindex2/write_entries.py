@@ -14,7 +14,7 @@ from larql.format.source.checkpoint import Checkpoint
 from larql.format.source.extract_banks import entry_chunks
 from larql.format.source.pieces import BankBinding
 from larql.format.source.recode import Recoding, stored_chunks
-from larql.format.vindex2.encodings import Quantised, entry_recodings
+from larql.format.vindex2.encodings import entry_recodings
 
 __all__ = ["bank_vector_chunks", "write_dense_entry", "write_experts"]
 
@@ -41,7 +41,7 @@ def write_experts(
     banks: Mapping[str, BankBinding],
     dtype: Encoding,
     quant: str | None,
-    noted: Quantised,
+    noted: list[Recoding],
     *,
     interleaved: bool,
 ) -> str:
@@ -57,8 +57,8 @@ def write_experts(
     dtype : Encoding
         Of a directory that is not re-encoded.
     quant : str or None
-    noted : Quantised
-        Told of what is stored otherwise than was asked for.
+    noted : list of Recoding
+        Given how each matrix is stored.
     interleaved : bool
         Whether the rows of ``gate_up`` are of gate and up in turn.
 
@@ -87,7 +87,7 @@ def write_experts(
         )
     )  # fmt: skip
     for recoding in recodings.values():
-        noted.add(recoding, down.shape[0])
+        noted.extend([recoding] * down.shape[0])
 
     def part(name: str, entry: int) -> Iterator[bytes]:
         return entry_chunks(checkpoint, banks[name], entry, recodings[name], _NoDigest())
@@ -113,7 +113,7 @@ def write_dense_entry(
     bindings: Mapping[str, Binding],
     dtype: Encoding,
     quant: str | None,
-    noted: Quantised,
+    noted: list[Recoding],
 ) -> str:
     """Write the dense network of one layer as one entry, and return the file's sha256.
 
@@ -134,8 +134,7 @@ def write_dense_entry(
         [(bindings[p].source.encoding, bindings[p].shape[-1]) for p in parts], dtype, quant,
         padded=False,
     )  # fmt: skip
-    for recoding in recodings:
-        noted.add(recoding)
+    noted.extend(recodings)
     hidden, intermediate = bindings["down"].shape
     with write_layer(
         path, recodings[0].encoding, num_entries=1, intermediate=intermediate, hidden=hidden

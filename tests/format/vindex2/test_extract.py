@@ -6,6 +6,7 @@ import dataclasses
 import hashlib
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -32,6 +33,7 @@ from tests.builders.models import (
     write_llama_safetensors,
 )
 from tests.builders.vindex2 import NaiveTokens, down_meta, extract_v2, make_v2, vouch_v2
+from tests.builders.zeros import write_zeros
 
 ONE = LlamaSpec(layers=2, hidden=8, heads=2, kv_heads=1, ffn=4, vocab=6, attention_bias=True)
 BROWSE = {"index.json", "gate_vectors.bin", "embeddings.bin", "down_meta.bin"}
@@ -283,7 +285,8 @@ def test_a_killed_extraction_leaves_nothing_that_opens(
     out = tmp_path / "v"
     old = extract_v2(source, out, level="browse").fingerprint if replaces else None
     process = subprocess.Popen(
-        [sys.executable, "-c", SLOW, str(source), str(out)], env={**os.environ, "PYTHONPATH": "."}
+        [sys.executable, "-c", SLOW, str(source), str(out)],
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[3])},
     )
     deadline = time.monotonic() + 60
     while not list(tmp_path.glob(".v.tmp-*/down_meta.bin")):
@@ -393,3 +396,30 @@ def test_no_gate_no_layer_file(tmp_path: Path) -> None:
     assert (found["l/up"].form, found["l/up"].file) == (Form.FEATURES, "gate_vectors.bin")
     with pytest.raises(CompileError, match="layer 0: its feed-forward network has no gate"):
         places(one, FfnLayout.PER_LAYER)
+
+
+MEMORY = """
+import re, sys
+from pathlib import Path
+import numpy as np
+from tests.builders.vindex2 import extract_v2
+class NoTokens:
+    def begin(self, encoding, shape, data):
+        pass
+    def of(self, directions, top):
+        return np.zeros((len(directions), top), "u4"), np.zeros((len(directions), top), "f4")
+extract_v2(Path(sys.argv[1]), Path(sys.argv[2]), tokens=NoTokens())
+print(re.search(r"VmHWM:\\s*(\\d+) kB", Path("/proc/self/status").read_text())[1])
+"""
+
+
+def test_extraction_takes_the_memory_of_a_piece_of_a_tensor(tmp_path: Path) -> None:
+    source = write_zeros(tmp_path / "m", 200)
+    done = subprocess.run(
+        [sys.executable, "-c", MEMORY, str(source), str(tmp_path / "out")],
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[3])},
+        capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    assert (tmp_path / "out" / "embeddings.bin").stat().st_size == 200 << 20
+    shutil.rmtree(tmp_path / "out")
+    assert int(done.stdout) // 1024 < 100, "megabytes"
