@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -117,6 +118,16 @@ def test_a_level_without_the_operands_is_refused_by_name(
     assert any(f"it belongs to {file}" in text for file in missing.split("|")), text
     assert f"this directory is of level {level}; extract with --level {needed}" in text
     assert "operand target." in text
+
+
+def test_schema_1_is_read_with_defaults_and_run(tmp_path: Path) -> None:
+    made = make_v2(write_llama_safetensors(tmp_path / "m", LlamaSpec()), tmp_path / "v")
+    expected = logits(made)
+    path = made.path / "index.json"
+    document = json.loads(path.read_text())
+    kept = ("model", "num_layers", "hidden_size", "vocab_size", "layers", "model_config")
+    path.write_text(json.dumps({"version": 1} | {key: document[key] for key in kept}))
+    assert logits(open_container(made.path)) == expected
 
 
 def test_a_tied_head_needs_no_head_of_its_own(tmp_path: Path) -> None:

@@ -26,9 +26,7 @@ from larql.format.vindex2.weight_manifest import WeightEntry
 __all__ = ["verify_vindex2"]
 
 
-def verify_vindex2(
-    container: Container, progress: Progress, threads: int | None
-) -> list[Defect]:
+def verify_vindex2(container: Container, progress: Progress, threads: int | None) -> list[Defect]:
     """Check the hash of every listed file, and that what is inside fits the index.
 
     Nothing is executed. Defects come in canonical order: files by name, first those that are
@@ -51,9 +49,7 @@ def verify_vindex2(
     return [*defects, *_operands(container, damaged)]
 
 
-def _hashes(
-    container: Vindex2, progress: Progress, threads: int | None
-) -> Iterator[Defect]:
+def _hashes(container: Vindex2, progress: Progress, threads: int | None) -> Iterator[Defect]:
     checksums = container.details.checksums
     if not checksums:
         yield Defect(INDEX_NAME, "has no `checksums`, so nothing vouches for any file")
