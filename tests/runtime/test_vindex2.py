@@ -195,21 +195,26 @@ import sys
 from pathlib import Path
 from larql.runtime.feature_tokens import KernelTokens
 from tests.builders.vindex2 import extract_v2
-extract_v2(Path(sys.argv[1]), Path(sys.argv[2]), tokens=KernelTokens(int(sys.argv[3])))
+extract_v2(Path(sys.argv[1]), Path(sys.argv[2]), tokens=KernelTokens(2))
 """
 
 
 def test_bytes_do_not_depend_on_threads_or_instruction_set(tmp_path: Path) -> None:
     source = write_llama_safetensors(tmp_path / "m", LlamaSpec(layers=1))
-    made = []
-    for threads, level in (("1", "avx2"), ("2", "avx2"), ("2", "portable")):
-        out = tmp_path / f"{threads}{level}"
-        subprocess.run(
-            [sys.executable, "-c", EXTRACT, str(source), str(out), threads],
-            check=True,
-            env={**os.environ, "LARQL_ISA": level, "PYTHONPATH": str(Path(__file__).parents[2])},
-        )
-        made.append(file_bytes(out))
-    assert made[0] == made[1] == made[2]
+    for threads in (1, 2):
+        extract_v2(source, tmp_path / f"v{threads}", tokens=KernelTokens(threads))
+    subprocess.run(
+        [sys.executable, "-c", EXTRACT, str(source), str(tmp_path / "portable")],
+        check=True,
+        env={
+            **os.environ,
+            "LARQL_ISA": "portable",
+            "PYTHONPATH": str(Path(__file__).parents[2]),
+        },
+    )
+    expected = file_bytes(tmp_path / "v1")
+    assert file_bytes(tmp_path / "v2") == file_bytes(tmp_path / "portable") == expected
+    # What the kernels add up in another order than the naive twin differs in some last bit.
     extract_v2(source, tmp_path / "naive")
-    assert made[0].keys() == file_bytes(tmp_path / "naive").keys()
+    differing = {n for n, d in file_bytes(tmp_path / "naive").items() if d != expected[n]}
+    assert differing <= {"down_meta.bin", "index.json"}
