@@ -252,9 +252,7 @@ class LayerWeights:
         UnsupportedRefusal
             If the file's format has no codec here, so that rows cannot be told apart.
         """
-        return self._rows(self.gate_up_bytes(entry), 2 * self.shape.intermediate)[
-            : self.shape.intermediate
-        ]
+        return self._rows(self.stored(entry, "gate"), self.shape.intermediate)
 
     def up(self, entry: int) -> npt.NDArray[np.uint8]:
         """Return up of an entry, a mapped view ``uint8 [intermediate, row bytes]``.
@@ -264,9 +262,7 @@ class LayerWeights:
         BindingDefect, UnsupportedRefusal
             As :meth:`gate`.
         """
-        return self._rows(self.gate_up_bytes(entry), 2 * self.shape.intermediate)[
-            self.shape.intermediate :
-        ]
+        return self._rows(self.stored(entry, "up"), self.shape.intermediate)
 
     def down(self, entry: int) -> npt.NDArray[np.uint8]:
         """Return down of an entry, a mapped view ``uint8 [hidden, row bytes]``.

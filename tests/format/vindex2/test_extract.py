@@ -21,7 +21,10 @@ from larql.format.codec import ENCODINGS, decode, encode
 from larql.format.container import open_container, verify_container
 from larql.format.lyrw.v1 import LayerWeights
 from larql.format.progress import SilentProgress
+from larql.format.source.checkpoint import open_checkpoint
+from larql.format.source.compiler import compile_checkpoint
 from larql.format.vindex2.container import Vindex2
+from larql.format.vindex2.write_entries import write_experts
 from tests.builders.containers import copy_container, edit_index, file_bytes
 from tests.builders.experts import clamped, mixture
 from tests.builders.lyrw import u32, u64
@@ -423,3 +426,27 @@ def test_extraction_takes_the_memory_of_a_piece_of_a_tensor(tmp_path: Path) -> N
     assert (tmp_path / "out" / "embeddings.bin").stat().st_size == 200 << 20
     shutil.rmtree(tmp_path / "out")
     assert int(done.stdout) // 1024 < 100, "megabytes"
+
+
+def test_a_layer_file_that_is_gone(routed: Path, tmp_path: Path) -> None:
+    directory = make_v2(routed, tmp_path / "v").path
+    (directory / "layers/layer_00.weights").unlink()
+    assert lines(directory) == ["layers/layer_00.weights: no such file"]
+    opened = Vindex2(directory)
+    assert "target.layer.001/experts.down" in opened.index.representations
+    with pytest.raises(LarqlError, match=r"layer_00\.weights: no such file"):
+        opened.select(None).serving("target.layer.000/experts.down", "d")
+
+
+def test_parts_of_different_populations_are_not_written(routed: Path, tmp_path: Path) -> None:
+    with open_checkpoint(routed) as checkpoint:
+        compiled = compile_checkpoint(checkpoint)
+        banks = {b.operand.rsplit(".", 1)[1]: b for b in compiled.banks if b.layer == 1}
+        down = banks["down"]
+        short = dataclasses.replace(down, shape=(2, *down.shape[1:]), pieces=down.pieces[:2])
+        with pytest.raises(CompileError, match=r"layer 1: \w+ is there of 3 experts and down of 2"):
+            write_experts(
+                tmp_path / "l", checkpoint, banks | {"down": short}, ENCODINGS["f32"], None, [],
+                interleaved=False,
+            )  # fmt: skip
+    assert not (tmp_path / "l").exists()
