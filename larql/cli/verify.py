@@ -73,8 +73,7 @@ def command(
             f"{found.in_part[0].population}; by itself the container runs what chooses among these"
         )
     if found.elsewhere:
-        older = container.generation is Generation.VINDEX2
-        where = "of a higher level" if older else "declared to be elsewhere"
+        where = "declared to be elsewhere" if index.profiles else "of a higher level"
         render.line(
             f"{len(found.elsewhere)} operands are {where}, {found.elsewhere[0]} "
             f"first; what reads them is refused here"

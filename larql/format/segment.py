@@ -26,7 +26,7 @@ from larql.format.safetensors_header import (
     parse_header,
     serialize_header,
 )
-from larql.format.untrusted import open_regular
+from larql.format.untrusted import chunks_at, open_regular
 
 if TYPE_CHECKING:
     import numpy as np
@@ -43,7 +43,6 @@ __all__ = [
     "write_stream",
 ]
 
-_CHUNK = 8 << 20
 _POPULATE_READ = 22  # MADV_POPULATE_READ (Linux 5.14), which Python has no name for
 
 
@@ -263,12 +262,7 @@ class Segment:
     def chunks(self, name: str) -> Iterator[bytes]:
         """Yield a tensor's stored bytes in pieces, without mapping them."""
         entry = self.header.entries[name]
-        position = self.header.data_start + entry.begin
-        end = self.header.data_start + entry.end
+        begin, count = self.header.data_start + entry.begin, entry.end - entry.begin
+        where = f"{self.path}: tensor {name}"
         with open_regular(self.path, ContainerError) as (descriptor, _status):
-            while position < end:
-                chunk = os.pread(descriptor, min(_CHUNK, end - position), position)
-                if not chunk:
-                    raise ContainerError(f"{self.path}: tensor {name} ends early at {position}")
-                position += len(chunk)
-                yield chunk
+            yield from chunks_at(descriptor, begin, count, where, ContainerError)

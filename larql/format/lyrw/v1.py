@@ -2,6 +2,7 @@
 
 An entry is gate and up joined, ``[2 intermediate, hidden]`` with the rows of gate first, then down,
 ``[hidden, intermediate]``. One format holds for the whole file. A dense layer is one entry.
+An entry whose four numbers in the table are zero is elsewhere: the file is that of a shard.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from larql.errors import BindingDefect, ContainerError, UnsupportedRefusal
+from larql.errors import BindingDefect, ContainerError, ResidencyRefusal, UnsupportedRefusal
 from larql.format.encoding import Encoding
 from larql.format.generation import Generation
 from larql.format.lyrw.codes import encoding_of, format_text
@@ -178,6 +179,15 @@ class LayerWeights:
         """
         return tuple(_read(path)[2])
 
+    def holds(self, entry: int) -> bool:
+        """Return whether an entry is in this file, which may be that of a shard."""
+        return any(self._table[4 * entry : 4 * entry + 4])
+
+    @property
+    def present(self) -> int:
+        """How many entries are in this file."""
+        return sum(self.holds(entry) for entry in range(self.shape.num_entries))
+
     def extent(self, entry: int, part: str) -> tuple[int, int]:
         """Return where a part of an entry lies.
 
@@ -196,11 +206,17 @@ class LayerWeights:
         ------
         BindingDefect
             If there is no such entry.
+        ResidencyRefusal
+            If another shard has it.
         """
         if not 0 <= entry < self.shape.num_entries:
             raise BindingDefect(
                 f"{self.path}: entry {entry} is out of range, expected 0 to "
                 f"{self.shape.num_entries - 1}"
+            )
+        if not self.holds(entry):
+            raise ResidencyRefusal(
+                f"{self.path}: entry {entry} is not in this file; take the shard that has it"
             )
         at = 4 * entry + 2 * (part == "down")
         offset, length = self._table[at], self._table[at + 1]
@@ -317,7 +333,10 @@ def _read(path: Path) -> tuple[LayerShape, array[int], Iterator[RegionDefect], M
             (index % 2,),
         )
         for index in range(2 * count)
+        if any(table[index // 2 * 4 : index // 2 * 4 + 4])
     ]
+    if not regions:
+        raise ContainerError(f"{where}: the table has none of its {count} entries")
     defects = extent_defects(
         regions, size=status.st_size, tables_end=tables_end, align=1, slack=_END_SLACK
     )

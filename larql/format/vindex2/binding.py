@@ -104,7 +104,7 @@ def bind_operands(
                     bank = None if layer is None else experts.get(layer)
                     opened = open_layer(place.file)
                     fault = (
-                        entries_fault(bank, opened.shape.num_entries)
+                        entries_fault(bank, opened, index.experts)
                         if place.form is Form.EXPERTS and bank is not None
                         else None
                     )

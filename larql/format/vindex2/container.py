@@ -33,8 +33,10 @@ from larql.format.graph import Component, Graph
 from larql.format.graph_json import graph_from_json
 from larql.format.index import INDEX_NAME, FileEntry, Index, Representation
 from larql.format.lyrw.v1 import LayerWeights, layer_file_name
+from larql.format.moe.profiles import DEFAULT
 from larql.format.safetensors_header import Header, HeaderEntry
 from larql.format.segment import Segment, stored_shape
+from larql.format.slicing.presets import Part
 from larql.format.vindex2.binding import Bound, bind_operands, byte_ranges
 from larql.format.vindex2.down_meta import DownMeta
 from larql.format.vindex2.entries import layer_regions, vector_regions
@@ -45,8 +47,8 @@ from larql.format.vindex2.layout import (
     GATE,
     MANIFEST,
     TENSOR_FILES,
-    Part,
-    part_of,
+    TEXT_FILES,
+    is_data,
     parts_of,
 )
 from larql.format.vindex2.placement import Form
@@ -60,9 +62,6 @@ if TYPE_CHECKING:
     from larql.format.moe.profiles import Selection
 
 __all__ = ["Matrix", "Vindex2"]
-
-_TEXT_PARTS = (Part.TOKENIZER, Part.README, Part.LABELS)
-_NO_DATA = (*_TEXT_PARTS, Part.MANIFEST, None)
 
 
 @dataclass(frozen=True)
@@ -126,10 +125,12 @@ class Vindex2(Container):
             objects={},
             representations=bound.representations,
             precision_map={},
-            authority="canonical",
+            authority="canonical" if details.derived_from_model is None else "derived",
             notes=details.notes,
-            segments={n: e for n, e in files.items() if part_of(n, routed=False) not in _NO_DATA},
+            segments={n: e for n, e in files.items() if is_data(n)},
             files=files,
+            profiles={DEFAULT: {"remote": list(details.remote)}} if details.remote else {},
+            derived_from_model=details.derived_from_model,
         )
 
     @cached_property
@@ -149,8 +150,8 @@ class Vindex2(Container):
 
     @property
     def parts(self) -> dict[Part, tuple[str, ...]]:
-        """The files of each part, ``index.json`` among them; what is missing is left out."""
-        return parts_of((INDEX_NAME, *self.listed))
+        """The listed files of each part by which slices are made."""
+        return parts_of(self.listed)
 
     @cached_property
     def graph(self) -> Graph:
@@ -229,7 +230,7 @@ class Vindex2(Container):
         return replace(found, absent=absent, faults=((MANIFEST, str(problem)), *found.faults))
 
     def select(self, profile: str | None) -> Selection:
-        """Return which representation serves each operand; there are no profiles here.
+        """Return which representation serves each operand; of profiles a slice has ``default``.
 
         Raises
         ------
@@ -238,7 +239,7 @@ class Vindex2(Container):
         ContainerError, UnsupportedRefusal
             If the graph cannot be read.
         """
-        if profile is not None:
+        if profile is not None and profile not in self.index.profiles:
             raise UsageError(
                 f"{self.path}: there is no profile {profile!r}; a {self.generation.value} "
                 f"directory has none"
@@ -322,11 +323,9 @@ class Vindex2(Container):
         return vector_regions(segment, value.tensor, layer, value.encoding, value.shape)
 
     def text_files(self) -> dict[str, Path]:
-        """Return the files of tokenizer, licence and labels, by name."""
+        """Return the listed files that are neither data nor their manifest, by name."""
         return {
-            name: self.path / name
-            for name in self.listed
-            if part_of(name, routed=False) in _TEXT_PARTS
+            name: self.path / name for name in self.listed if not is_data(name) and name != MANIFEST
         }
 
     def facts(self) -> Mapping[str, object]:
@@ -428,9 +427,6 @@ class Vindex2(Container):
 
 
 def _known_names(details: Vindex2Index) -> tuple[str, ...]:
-    from larql.format.vindex2 import layout
-
     fixed = (GATE, EMBEDDINGS, DOWN_META, MANIFEST, *TENSOR_FILES)
-    texts = (*layout.TEXT_FILES, *layout.README_FILES, *layout.LABELS)
     layers = tuple(layer_file_name(layer) for layer in range(details.num_layers))
-    return (*fixed, *texts, *layers)
+    return (*fixed, *TEXT_FILES, *layers)

@@ -8,7 +8,7 @@ of which the first n mean something. All numbers are little-endian; records are 
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
@@ -25,7 +25,15 @@ if TYPE_CHECKING:
     Float32 = npt.NDArray[np.float32]
     Tokens = npt.NDArray[np.uint32]
 
-__all__ = ["HEADER", "VERSION", "DownMeta", "FeatureTokens", "packed_records", "record_bytes"]
+__all__ = [
+    "HEADER",
+    "VERSION",
+    "DownMeta",
+    "FeatureTokens",
+    "cut_records",
+    "packed_records",
+    "record_bytes",
+]
 
 HEADER = struct.Struct("<4s3I")
 MAGIC = b"DMET"
@@ -102,6 +110,33 @@ def packed_records(tokens: Tokens, scores: Float32, top_k: int) -> bytes:
     records["top"]["token"][:, :n] = tokens
     records["top"]["score"][:, :n] = scores
     return records.tobytes()
+
+
+def cut_records(
+    records: DownMeta, num_layers: int, kept: Collection[int]
+) -> list[bytes | tuple[int, int]]:
+    """Return of what a file with the records of some layers is made.
+
+    Parameters
+    ----------
+    records : DownMeta
+    num_layers : int
+        That the new file is of; those that are not kept have no records in it.
+    kept : collection of int
+
+    Returns
+    -------
+    list of bytes or (int, int)
+        The header, and ranges of the old file: offset and length.
+    """
+    pieces: list[bytes | tuple[int, int]] = [HEADER.pack(MAGIC, VERSION, num_layers, records.top_k)]
+    at = HEADER.size
+    for layer, count in enumerate(records.counts):
+        length = count * record_bytes(records.top_k)
+        if layer in kept and length:
+            pieces.append((at, length))
+        at += length
+    return pieces
 
 
 class DownMeta:

@@ -82,7 +82,9 @@ def layer_regions(
     role = PART_ROLES[part]
     schema = _schema(role, file.encoding(), shape[1], columns)
     place = RegionPlace(layer, ROUTED_BANK, role_text(role))
-    return EntryRegions(place, schema, (_LayerEntries(file, part),) * shape[0])
+    entries = _LayerEntries(file, part)
+    held = tuple(entries if file.holds(entry) else None for entry in range(shape[0]))
+    return EntryRegions(place, schema, held)
 
 
 def vector_regions(

@@ -47,6 +47,9 @@ _KNOWN = (
     "quant",
     "ffn_layout",
     "notes",
+    "remote",
+    "experts",
+    "derived_from_model",
 )
 Choice = TypeVar("Choice", bound=StrEnum)
 
@@ -106,6 +109,12 @@ class Vindex2Index:
         Encoding that matrices were re-encoded to.
     ffn_layout : FfnLayout or None
     notes : tuple of str
+    remote : tuple of str
+        Objects and operands of the model that a slice left out, and that are to be had elsewhere.
+    experts : (int, int) or None
+        Half-open range of the experts of each layer that a slice has; None: all.
+    derived_from_model : str or None
+        Fingerprint of the directory that a slice was cut from.
     extra : mapping
         Fields that this build does not know; they survive a rewrite.
     """
@@ -130,6 +139,9 @@ class Vindex2Index:
     quant: str | None
     ffn_layout: FfnLayout | None
     notes: tuple[str, ...] = ()
+    remote: tuple[str, ...] = ()
+    experts: tuple[int, int] | None = None
+    derived_from_model: str | None = None
     extra: Mapping[str, object] = field(default_factory=dict)
 
     def features(self, layer: int) -> LayerFeatures | None:
@@ -178,6 +190,11 @@ def index_to_json(index: Vindex2Index) -> dict[str, object]:
         "ffn_layout": None if index.ffn_layout is None else index.ffn_layout.value,
         "notes": list(index.notes),
     }
+    if index.derived_from_model is not None:
+        document["derived_from_model"] = index.derived_from_model
+        document["remote"] = list(index.remote)
+    if index.experts is not None:
+        document["experts"] = list(index.experts)
     document.update(index.extra)
     return document
 
@@ -249,8 +266,24 @@ def index_from_json(document: Mapping[str, object], where: str) -> Vindex2Index:
         quant=top.optional_text("quant"),
         ffn_layout=None if layout is None else FfnLayout(str(layout)),
         notes=top.texts("notes") if "notes" in document else (),
+        remote=top.texts("remote") if "remote" in document else (),
+        experts=_experts(top),
+        derived_from_model=top.optional_text("derived_from_model"),
         extra=top.rest(*_KNOWN),
     )
+
+
+def _experts(top: JsonObject) -> tuple[int, int] | None:
+    value = top.document.get("experts")
+    if value is None:
+        return None
+    counts = [v for v in value if type(v) is int] if isinstance(value, list) else []
+    if not isinstance(value, list) or len(value) != 2 or len(counts) != 2:
+        raise top.fail("experts", "a half-open range, [first, end], or null")
+    first, end = counts
+    if not 0 <= first < end:
+        raise top.fail("experts", "a half-open range with 0 <= first < end")
+    return first, end
 
 
 class _Reader:

@@ -5,13 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from enum import StrEnum
 
-from larql.format.index import INDEX_NAME
-from larql.format.tokenizer.files import (
-    COMPANIONS,
-    LICENCE_FILES,
-    SOURCE_CONFIG,
-    TOKENIZER,
-)
+from larql.format.slicing.presets import DOWN_META, LABEL_FILES, Part, file_part
+from larql.format.tokenizer.files import COMPANIONS, LICENCE_FILES, SOURCE_CONFIG, TOKENIZER
 
 __all__ = [
     "ATTENTION",
@@ -20,17 +15,15 @@ __all__ = [
     "EMBEDDINGS",
     "GATE",
     "HEAD",
-    "LABELS",
     "MANIFEST",
     "NORMS",
-    "README_FILES",
     "ROUTER",
     "TENSOR_FILES",
     "TEXT_FILES",
     "UP",
     "FfnLayout",
     "Level",
-    "Part",
+    "is_data",
     "is_layer_file",
     "needed_level",
     "part_of",
@@ -40,16 +33,13 @@ __all__ = [
 MANIFEST = "weight_manifest.json"
 GATE = "gate_vectors.bin"
 EMBEDDINGS = "embeddings.bin"
-DOWN_META = "down_meta.bin"
 ATTENTION = "attn_weights.bin"
 NORMS = "norms.bin"
 UP = "up_weights.bin"
 DOWN = "down_weights.bin"
 HEAD = "lm_head.bin"
 ROUTER = "router_weights.bin"
-LABELS = ("feature_labels.json", "relation_clusters.json")
-README_FILES = ("README.md", *LICENCE_FILES)
-TEXT_FILES = (TOKENIZER, *COMPANIONS, SOURCE_CONFIG)
+TEXT_FILES = (TOKENIZER, *COMPANIONS, SOURCE_CONFIG, *LABEL_FILES, "README.md", *LICENCE_FILES)
 
 TENSOR_FILES = (ATTENTION, NORMS, ROUTER, UP, DOWN, HEAD)
 """Files whose tensors :data:`MANIFEST` lists, in the order in which they are written."""
@@ -75,27 +65,7 @@ class FfnLayout(StrEnum):
     PER_LAYER = "per_layer"
 
 
-class Part(StrEnum):
-    """Parts of a model by which slices are made; ``index`` belongs to every slice."""
-
-    INDEX = "index"
-    EMBED = "embed"
-    GATE = "gate"
-    DOWN_META = "down_meta"
-    NORMS = "norms"
-    ATTN = "attn"
-    FFN = "ffn"
-    EXPERT_LAYERS = "expert_layers"
-    ROUTER = "router"
-    LM_HEAD = "lm_head"
-    TOKENIZER = "tokenizer"
-    MANIFEST = "manifest"
-    LABELS = "labels"
-    README = "readme"
-
-
-_PARTS: Mapping[str, Part] = {
-    INDEX_NAME: Part.INDEX,
+_DATA: Mapping[str, Part] = {
     EMBEDDINGS: Part.EMBED,
     GATE: Part.GATE,
     DOWN_META: Part.DOWN_META,
@@ -104,11 +74,7 @@ _PARTS: Mapping[str, Part] = {
     UP: Part.FFN,
     DOWN: Part.FFN,
     ROUTER: Part.ROUTER,
-    HEAD: Part.LM_HEAD,
-    MANIFEST: Part.MANIFEST,
-    **dict.fromkeys(LABELS, Part.LABELS),
-    **dict.fromkeys(README_FILES, Part.README),
-    **dict.fromkeys(TEXT_FILES, Part.TOKENIZER),
+    HEAD: Part.HEAD,
 }
 _LEVELS: Mapping[Part, Level] = {
     Part.NORMS: Level.ATTENTION,
@@ -117,7 +83,7 @@ _LEVELS: Mapping[Part, Level] = {
     Part.FFN: Level.INFERENCE,
     Part.EXPERT_LAYERS: Level.INFERENCE,
     Part.ROUTER: Level.INFERENCE,
-    Part.LM_HEAD: Level.ALL,
+    Part.HEAD: Level.ALL,
 }
 
 
@@ -126,26 +92,34 @@ def is_layer_file(name: str) -> bool:
     return name.startswith("layers/") and name.endswith(".weights")
 
 
+def is_data(name: str) -> bool:
+    """Return whether a file holds numbers of the model, or which tokens features write."""
+    return name in _DATA or is_layer_file(name)
+
+
 def part_of(name: str, *, routed: bool) -> Part | None:
-    """Return the part that a file belongs to, None for a file that this build does not know.
+    """Return the part that a file belongs to; None: every slice carries it, as licence texts are.
 
     Parameters
     ----------
     name : str
         Relative to the directory.
     routed : bool
-        Whether the model has experts: then ``layers/`` is theirs, else it is the dense networks'.
+        Whether the layer, or the model where no layer is meant, has experts: then its file in
+        ``layers/`` is theirs, else it is the dense network's.
     """
     if is_layer_file(name):
         return Part.EXPERT_LAYERS if routed else Part.FFN
-    return _PARTS.get(name)
+    if name == MANIFEST:
+        return Part.MANIFEST
+    return _DATA.get(name) or file_part(name)
 
 
 def parts_of(names: Iterable[str]) -> dict[Part, tuple[str, ...]]:
     """Return the files of each part, of the names that a directory's index lists.
 
-    Parts of which there is no file are left out, and so are files of no part. A model has experts
-    if and only if it has routers.
+    Parts of which there is no file are left out, and so are licence texts. A model has experts if
+    and only if it has routers.
     """
     listed = sorted(names)
     routed = ROUTER in listed

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from enum import Enum
 
 from larql.errors import CompileError
 from larql.format.closure import operand_contracts
 from larql.format.graph import Block, Component, DenseFfn, ExpertBank, Layer, Norm, RoutedFfn
-from larql.format.lyrw.v1 import layer_file_name
+from larql.format.lyrw.v1 import LayerWeights, layer_file_name
 from larql.format.operations.contract import OperandContract
+from larql.format.vindex2.index import LayerFeatures
 from larql.format.vindex2.layout import (
     ATTENTION,
     DOWN,
@@ -32,6 +33,7 @@ __all__ = [
     "features_of",
     "places",
     "routed_of",
+    "widest_network",
 ]
 
 
@@ -221,8 +223,34 @@ def _routed_places(mixer: RoutedFfn, layer: int) -> Iterator[tuple[str, tuple[st
         yield ffn.down.weight, (DOWN, Form.LISTED, "")
 
 
-def entries_fault(bank: ExpertBank, held: int) -> str | None:
-    """Return what is wrong with a layer file of so many entries for a bank, None if nothing is."""
-    if held == bank.experts:
+def entries_fault(
+    bank: ExpertBank, file: LayerWeights, experts: tuple[int, int] | None
+) -> str | None:
+    """Return what is wrong with a layer file of a bank, None if nothing is.
+
+    Parameters
+    ----------
+    bank : ExpertBank
+    file : LayerWeights
+    experts : (int, int) or None
+        The half-open range that the index says a shard has; None: all.
+    """
+    count = file.shape.num_entries
+    if count != bank.experts:
+        return (
+            f"has {count} experts, the model has {bank.experts}; a layer must have all of its "
+            f"experts"
+        )
+    first, end = experts or (0, count)
+    held = [entry for entry in range(count) if file.holds(entry)]
+    if held == list(range(first, min(end, count))):
         return None
-    return f"has {held} experts, the model has {bank.experts}; a layer must have all of its experts"
+    said = "which must all be here" if experts is None else f"of which {first}:{end} must be here"
+    return f"has {len(held)} experts of {count}, {said}"
+
+
+def widest_network(component: Component, layers: Iterable[LayerFeatures]) -> int:
+    """Return the width of the dense networks, or of an expert where there are none."""
+    dense = max((entry.num_features for entry in layers), default=0)
+    experts = [r.bank.width for layer in component.layers if (r := routed_of(layer)) is not None]
+    return dense or max(experts, default=0)

@@ -119,9 +119,16 @@ def _faults(container: Vindex2) -> Iterator[Defect]:
 
 def _operands(container: Vindex2, damaged: set[str]) -> Iterator[Defect]:
     level, bound = container.details.level, container.bound
+    if not bound.absent:
+        return
+    try:
+        left_out = container.select(None).elsewhere
+    except LarqlError as error:
+        yield Defect(INDEX_NAME, _without(str(error), container.path))
+        return
     for name, why in bound.absent.items():
         file = bound.places[name].file
-        if file not in damaged and level.includes(needed_level(file)):
+        if file not in damaged and not left_out(name) and level.includes(needed_level(file)):
             yield Defect(name, f"is not in the directory: {why}")
 
 

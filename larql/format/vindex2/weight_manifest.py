@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from larql.errors import ContainerError, EncodingError, UnsupportedRefusal
@@ -11,8 +11,15 @@ from larql.format.encoding import ENCODINGS, Encoding
 from larql.format.index import load_json
 from larql.format.json_object import JsonObject
 
-__all__ = ["WeightEntry", "manifest_to_json", "read_manifest", "weights_from_json"]
+__all__ = [
+    "WeightEntry",
+    "manifest_to_json",
+    "packed_entries",
+    "read_manifest",
+    "weights_from_json",
+]
 
+_ALIGN = 64
 _MAX_TENSORS = 1 << 17
 _KINDS = ("tensor", "vector")
 _FIELDS = ("key", "kind", "dtype", "shape", "file", "offset", "length", "requested")
@@ -50,6 +57,17 @@ class WeightEntry:
     def kind(self) -> str:
         """``vector`` for one axis, else ``tensor``."""
         return "vector" if len(self.shape) == 1 else "tensor"
+
+
+def packed_entries(entries: Iterable[WeightEntry]) -> list[WeightEntry]:
+    """Return the tensors of one file one after another, each at a multiple of 64 bytes."""
+    found: list[WeightEntry] = []
+    end = 0
+    for entry in entries:
+        offset = -(-end // _ALIGN) * _ALIGN
+        found.append(replace(entry, offset=offset))
+        end = offset + entry.length
+    return found
 
 
 def manifest_to_json(entries: Iterable[WeightEntry]) -> dict[str, object]:

@@ -58,8 +58,9 @@ from larql.format.vindex2.placement import (
     features_of,
     places,
     routed_of,
+    widest_network,
 )
-from larql.format.vindex2.weight_manifest import WeightEntry, manifest_to_json
+from larql.format.vindex2.weight_manifest import WeightEntry, manifest_to_json, packed_entries
 from larql.format.vindex2.write_entries import (
     bank_vector_chunks,
     write_dense_entry,
@@ -69,7 +70,6 @@ from larql.format.vindex2.write_meta import write_down_meta
 
 __all__ = ["Options", "Origin", "extract_vindex2"]
 
-_ALIGN = 64
 _EPOCH = "SOURCE_DATE_EPOCH"
 
 
@@ -253,7 +253,7 @@ class _Writing:
             checksums={name: self._checksums[name] for name in sorted(self._checksums)},
             num_layers=len(component.layers),
             hidden_size=component.hidden_size,
-            intermediate_size=_widest(component, layers),
+            intermediate_size=widest_network(component, layers),
             vocab_size=component.embed.vocab,
             embed_scale=component.embed.scale,
             level=options.level,
@@ -332,21 +332,19 @@ class _Writing:
         listed = [p for p in self._places.values() if p.file == file and p.form is Form.LISTED]
         if not listed:
             return []
-        entries: list[WeightEntry] = []
-        end = 0
+        made: list[WeightEntry] = []
         for place in listed:
             recoding = self._recoding(place)
             contract = place.contract
-            offset = -(-end // _ALIGN) * _ALIGN
             length = recoding.encoding.nbytes(contract.shape)
-            entries.append(
+            made.append(
                 WeightEntry(
-                    contract.name, recoding.encoding, contract.shape, file, offset, length,
+                    contract.name, recoding.encoding, contract.shape, file, 0, length,
                     recoding.requested,
                 )
             )  # fmt: skip
             self._noted.append(recoding)
-            end = offset + length
+        entries = packed_entries(made)
         self._write(file, self._padded(entries))
         return entries
 
@@ -417,10 +415,3 @@ def _interleaved(component: Component) -> frozenset[str]:
         for name in (bank.gate_up, bank.gate_up_bias)
     ]
     return frozenset(name for name in names if name is not None)
-
-
-def _widest(component: Component, layers: tuple[LayerFeatures, ...]) -> int:
-    """Return the width of the dense networks, or of an expert where there are none."""
-    dense = max((entry.num_features for entry in layers), default=0)
-    experts = [r.bank.width for layer in component.layers if (r := routed_of(layer)) is not None]
-    return dense or max(experts, default=0)

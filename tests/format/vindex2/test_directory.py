@@ -14,8 +14,8 @@ from larql.errors import ContainerError, GenerationError, LarqlError, UsageError
 from larql.format.container import Container, open_container, verify_container
 from larql.format.generation import Generation
 from larql.format.progress import SilentProgress
+from larql.format.slicing.presets import Part
 from larql.format.vindex2.container import Vindex2
-from larql.format.vindex2.layout import Part
 from tests.builders.containers import flip_byte
 from tests.builders.vindex2 import (
     TINY_EMBEDDINGS,
@@ -41,7 +41,6 @@ def test_what_was_written_by_hand_is_read(tmp_path: Path, version: int) -> None:
     assert directory.embeddings().rows(1, 3).tolist() == [list(r) for r in TINY_EMBEDDINGS[1:]]
     assert list(directory.down_meta.tokens(0, 0)) == TINY_RECORDS[0]
     assert directory.parts == {
-        Part.INDEX: ("index.json",),
         Part.EMBED: ("embeddings.bin",),
         Part.GATE: ("gate_vectors.bin",),
         Part.DOWN_META: ("down_meta.bin",),
@@ -145,7 +144,7 @@ def test_names_of_files_that_it_does_not_know_are_ignored(tmp_path: Path) -> Non
     assert lines(directory) == []
     vouch_v2(directory, "later.bin")
     assert lines(directory) == []
-    assert "later.bin" not in str(Vindex2(directory).parts)
+    assert Vindex2(directory).parts[Part.OTHER] == ("later.bin",)
 
 
 def test_opening_and_verifying_import_no_numba(tmp_path: Path) -> None:
