@@ -6,6 +6,8 @@ same row products that give logits: no thread count or instruction set changes a
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import numpy as np
 import numpy.typing as npt
 
@@ -14,9 +16,48 @@ from larql.format.encoding import Encoding
 from larql.runtime.backends.registry import production_arithmetic
 from larql.runtime.operands import StoredOperand
 
-__all__ = ["KernelTokens"]
+if TYPE_CHECKING:
+    from larql.kernels.survey import Survey
+    from larql.runtime.backends.production.arithmetic import Arithmetic
+
+__all__ = ["KernelTokens", "survey_tokens"]
 
 _ROWS = 8192  # scores of a block of features stay small beside the matrix
+
+
+def survey_tokens(
+    arithmetic: Arithmetic,
+    head: StoredOperand,
+    directions: npt.NDArray[np.float32],
+    top: int,
+) -> Survey:
+    """Return the tokens whose rows in the head have the largest products with directions.
+
+    Parameters
+    ----------
+    arithmetic : Arithmetic
+    head : StoredOperand
+        ``[vocab, hidden]``.
+    directions : float32 ``[n, hidden]``
+    top : int
+
+    Raises
+    ------
+    UnsupportedRefusal
+        If there is no kernel for its encoding.
+    """
+    from larql.kernels.survey import Survey, survey
+
+    arithmetic.check(head)
+    nothing = np.empty(0, np.int64), np.empty((len(directions), 0), np.float32)
+    found = Survey.begin(*nothing, top)
+    arithmetic.memory.restart()
+    x = arithmetic.inputs(np.ascontiguousarray(directions))
+    for first in range(0, head.shape[0], _ROWS):
+        block = head.rows_at(slice(first, first + _ROWS))
+        (scores,) = arithmetic.products([block], x, np.empty)
+        survey(scores, first, found)
+    return found
 
 
 class KernelTokens:
@@ -64,17 +105,8 @@ class KernelTokens:
         EncodingError
             If a product is not finite.
         """
-        from larql.kernels.survey import Survey, survey
-
         assert self._rows is not None  # begin was called
-        inputs = self._arithmetic.inputs(directions)
-        nothing = np.empty(0, np.int64), np.empty((len(directions), 0), np.float32)
-        found = Survey.begin(*nothing, top)
-        for first in range(0, self._rows.shape[0], _ROWS):
-            self._arithmetic.memory.restart()
-            block = self._rows.rows_at(slice(first, first + _ROWS))
-            (scores,) = self._arithmetic.products([block], inputs)
-            survey(scores, first, found)
+        found = survey_tokens(self._arithmetic, self._rows, directions, top)
         wrong = np.flatnonzero(found.broken)
         if wrong.size:
             raise EncodingError(

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from larql.errors import UsageError
+from larql.format.generation import Generation
 from larql.format.graph import Component, DenseFfn, RoutedFfn
 from larql.format.moe.authority import PARTIAL, WHOLE, achievable, fold
 from larql.format.moe.bank_routes import (
@@ -81,7 +82,9 @@ def walk(
     UsageError
         If no layer of that range has a bank.
     """
-    if component is not None:
+    if examiner.container.generation is Generation.VINDEX2:
+        every = list(_feature_targets(examiner))
+    elif component is not None:
         every = list(_targets(examiner, component, manifest, partial))
     elif manifest is not None:
         every = list(_manifest_targets(examiner, manifest, partial))
@@ -161,6 +164,20 @@ def _targets(
                     yield _dense(examiner, f"{at}/shared", mixer.shared.ffn, layer.index)
                 for number, ffn in enumerate(mixer.weighted or ()):
                     yield _dense(examiner, f"{at}/shared.{number}", ffn, layer.index)
+
+
+def _feature_targets(examiner: Examiner) -> Iterator[_Target]:
+    """Yield what is searched of a VINDEX2 directory: the dense features of each layer."""
+    from larql.format.vindex2.container import Vindex2
+    from larql.format.vindex2.features import feature_banks, feature_state
+
+    assert isinstance(examiner.container, Vindex2)
+    for bank in feature_banks(examiner.container):
+        state = feature_state(examiner.container, examiner.selection, bank)
+        if isinstance(state, Executable):
+            yield _Target(bank.name, bank.layer, ((bank.operand, state.fidelity),), ())
+        else:
+            yield _Target(bank.name, bank.layer, (), (diagnose(bank.operand, state),))
 
 
 def _of_bank(report: BankReport, layer: int, more: Sequence[Diagnosis] = ()) -> _Target:

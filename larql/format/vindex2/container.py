@@ -358,7 +358,7 @@ class Vindex2(Container):
                 f"{[e.layer for e in self.details.layers if e.num_features]}"
             )
         shape = features.num_features, self.details.hidden_size
-        return self._plain(GATE, shape, features.offset)
+        return self._mapped(GATE, self.details.dtype, shape, features.offset, alone=True)
 
     def embeddings(self) -> Matrix:
         """Return the embeddings, ``[vocab, hidden]``.
@@ -368,7 +368,8 @@ class Vindex2(Container):
         ContainerError
             If the file is missing, damaged or too short.
         """
-        return self._plain(EMBEDDINGS, (self.details.vocab_size, self.details.hidden_size), 0)
+        shape = self.details.vocab_size, self.details.hidden_size
+        return self._mapped(EMBEDDINGS, self.details.dtype, shape, 0)
 
     @cached_property
     def down_meta(self) -> DownMeta:
@@ -415,15 +416,24 @@ class Vindex2(Container):
             self._layer_files[name] = LayerWeights(self.path / name)
         return self._layer_files[name]
 
-    def _plain(self, name: str, shape: tuple[int, ...], offset: int) -> Matrix:
-        return self._mapped(name, self.details.dtype, shape, offset)
-
-    def _mapped(self, name: str, encoding: Encoding, shape: tuple[int, ...], offset: int) -> Matrix:
+    def _mapped(
+        self,
+        name: str,
+        encoding: Encoding,
+        shape: tuple[int, ...],
+        offset: int,
+        *,
+        alone: bool = False,
+    ) -> Matrix:
+        """Map a range of a file; ``alone``: what lies around it is not read with it."""
         self.check_bytes(name)
         end = offset + encoding.nbytes(shape)
         entry = HeaderEntry(encoding.safetensors_dtype, stored_shape(encoding, shape), offset, end)
         segment = Segment(self.path / name, Header({"": entry}, {}, 0))
-        return Matrix(encoding, shape, segment.bytes_of(""))
+        data = segment.bytes_of("")
+        if alone:
+            segment.alone("")
+        return Matrix(encoding, shape, data)
 
 
 def _known_names(details: Vindex2Index) -> tuple[str, ...]:
