@@ -121,7 +121,6 @@ def test_commands_that_execute_take_it(
         ("represent", "-o", "{to}", "--pack"),
         ("reconstruct", "-o", "{to}"),
         ("vindex3 capability",),
-        ("publish", "owner/name", "--dry-run"),
         ("verify", "--source", "{source}"),
     ],
     ids=lambda arguments: arguments[0],

@@ -101,7 +101,9 @@ def test_presets_carve_files_and_state_what_is_left(
     assert able["walk"] is (preset in ("server", "browse", "all"))
     assert able["local_decode"] is (preset == "all")
     if preset == "all":
-        assert dump(cli, tmp_path / "s", tmp_path / "a") == dump(cli, vindex, tmp_path / "b")
+        assert dump(cli, tmp_path / "s", tmp_path / "a.npy") == dump(
+            cli, vindex, tmp_path / "b.npy"
+        )
     else:
         run = cli("exec", tmp_path / "s", "--tokens", "1,2", "-n", "1")
         assert run.status == 2
@@ -194,6 +196,10 @@ def test_a_shallower_slice_is_a_model_of_its_own(
     cli("verify", cut).ok()
     own = dump(cli, cut, tmp_path / "a.npy")
     assert own == dump(cli, at, tmp_path / "b.npy", "--draft-depth", str(depth))
+    if which == "experts" and depth == 1:
+        refused = cli("walk", cut, "--tokens", "1")
+        assert "experts are not searched in this generation" in refused.problem
+        return
     walked = cli("walk", cut, "--tokens", "1", "--json").ok().json["banks"]
     whole = cli("walk", at, "--tokens", "1", "--layers", f"0:{depth}", "--json").ok().json["banks"]
     assert walked == whole

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from larql.errors import UsageError
+from larql.errors import RefusalKind, UsageError
 from larql.format.generation import Generation
 from larql.format.graph import Component, DenseFfn, RoutedFfn
 from larql.format.moe.authority import PARTIAL, WHOLE, achievable, fold
@@ -20,7 +20,7 @@ from larql.format.moe.bank_routes import (
 )
 from larql.format.moe.decode_routes import bank_files, contradictions, storage_of
 from larql.format.moe.examine import Examiner
-from larql.format.moe.findings import Diagnosis, Operation, diagnose
+from larql.format.moe.findings import Cause, Diagnosis, Operation, diagnose
 from larql.format.moe.manifest import Manifest
 from larql.format.moe.states import Absent, Executable, Why, state_name
 from larql.format.moe.traversal import Tier
@@ -30,6 +30,15 @@ from larql.format.operations.linear import Linear
 __all__ = ["searched_rows", "walk"]
 
 Region = tuple[str, str]
+_NO_FEATURES = Diagnosis(
+    Cause.NO_ROUTE,
+    "gate vectors",
+    "",
+    "no layer has dense features, and experts are not searched in this generation",
+    RefusalKind.UNSUPPORTED,
+    "search a VINDEX3 container of the model",
+    defect=False,
+)
 _OUTSIDE = Absent(Why.OUTSIDE, "its layer was not asked for")
 
 
@@ -84,6 +93,8 @@ def walk(
     """
     if examiner.container.generation is Generation.VINDEX2:
         every = list(_feature_targets(examiner))
+        if not every:
+            broken = (*broken, _NO_FEATURES)
     elif component is not None:
         every = list(_targets(examiner, component, manifest, partial))
     elif manifest is not None:
