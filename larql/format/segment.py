@@ -43,6 +43,7 @@ __all__ = [
     "write_stream",
 ]
 
+_CHUNK = 8 << 20
 _POPULATE_READ = 22  # MADV_POPULATE_READ (Linux 5.14), which Python has no name for
 
 
