@@ -15,6 +15,8 @@ from larql.runtime.feature_tokens import KernelTokens
 from larql.runtime.generate import generate
 from larql.runtime.run import RunOptions, open_run
 from larql.runtime.sampling import Sampler, Sampling
+from larql.runtime.walk.answer import WalkOptions
+from larql.runtime.walk.run import walk
 from tests.builders.vindex2 import NaiveTokens, make_v2
 
 IDS = [504, 3575, 282, 4649, 314]  # The capital of France is
@@ -57,6 +59,26 @@ def test_it_goes_on_as_the_model_does(made: Vindex2, s_container: Path) -> None:
         assert ids == GREEDY
     assert np.abs(rows[0] - rows[1]).max() <= 1e-3 * np.abs(rows[1]).max()
     assert {value.encoding.name for value in made.index.representations.values()} == {"f32"}
+
+
+@pytest.mark.real
+def test_both_generations_find_the_same_features(made: Vindex2, s_container: Path) -> None:
+    """And their tokens are one function of the same numbers, which extraction and walk call."""
+    options = WalkOptions(top=10, writes=5)
+    new = walk(Container(s_container), options, tokens=IDS)
+    old = walk(made, WalkOptions(top=10, writes=0), tokens=IDS)
+    assert len(new.banks) == len(old.banks) == 30
+    head = made.embeddings()
+    tokens = KernelTokens()
+    tokens.begin(head.encoding, (head.shape[0], head.shape[1]), head.data)
+    for ours, theirs in zip(old.banks, new.banks, strict=True):
+        hits = [(hit.feature, hit.score) for hit in ours.hits]
+        assert hits == [(hit.feature, hit.score) for hit in theirs.hits]
+        down = made.tensor(f"target.layer.{ours.layer:03d}/ffn.down.weight")
+        columns = down.rows(0, down.shape[0])[:, [feature for feature, _ in hits]]
+        found, scores = tokens.of(np.ascontiguousarray(columns.T), 5)
+        for hit, row, values in zip(theirs.hits, found, scores, strict=True):
+            assert list(hit.tokens) == list(zip(row.tolist(), values.tolist(), strict=True))
 
 
 @pytest.mark.real
