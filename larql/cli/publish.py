@@ -11,7 +11,6 @@ from larql.cli.checked import checked
 from larql.cli.options import Model, Threads
 from larql.cli.output import output_of
 from larql.errors import UsageError
-from larql.format.generation import Generation
 from larql.format.source.hub_name import HubName, parse_hub_name
 from larql.format.source.publish import (
     Publication,
@@ -99,7 +98,7 @@ def command(
     """
     output = output_of(ctx)
     name = _target(repository, revision)
-    container = checked(model, output, threads, only=Generation.VINDEX3)
+    container = checked(model, output, threads)
     publication = plan_publication(container.path)
     published = None
     if not dry_run:

@@ -15,8 +15,8 @@ from larql.errors import ContainerError
 from larql.format.generation import (
     Generation,
     SchemaVersion,
+    generation_of,
     parse_schema_version,
-    require_generation,
     supported_text,
 )
 from larql.format.index import INDEX_NAME, index_from_json, load_json
@@ -91,11 +91,21 @@ def artifact_of(directory: Path, where: str | None = None) -> Artifact:
     where = where or str(path)
     document = load_json(path)
     schema = parse_schema_version(document.get("version"), where)
-    require_generation(schema, Generation.VINDEX3, where)
-    index = index_from_json(document, where)
-    return Artifact(
-        schema,
-        index.model,
-        hashlib.sha256(path.read_bytes()).hexdigest(),
-        {name: ListedFile(entry.sha256, entry.size) for name, entry in index.files.items()},
-    )
+    files: dict[str, ListedFile]
+    if generation_of(schema) is Generation.VINDEX2:
+        from larql.format.vindex2.index import index_from_json as older_index
+
+        older = older_index(document, where)
+        model = older.model
+        files = {name: ListedFile(sha256, None) for name, sha256 in older.checksums.items()}
+        if not files:
+            raise ContainerError(
+                f"{where}: has no `checksums`, so nothing says which files belong to it; extract "
+                f"the checkpoint again"
+            )
+    else:
+        index = index_from_json(document, where)
+        model = index.model
+        files = {name: ListedFile(entry.sha256, entry.size) for name, entry in index.files.items()}
+    fingerprint = hashlib.sha256(path.read_bytes()).hexdigest()
+    return Artifact(schema, model, fingerprint, files)

@@ -48,9 +48,9 @@ def _read(text: str) -> Version:
     return Version(text, text, "read")
 
 
-def _older(text: str) -> Version:
-    found = f"schema version {text} requires the VINDEX2 loader"
-    return Version(text, text, "other generation", found, "this is the VINDEX3 loader")
+def _older(text: str, lacks: str) -> Version:
+    """What is no VINDEX2 index but for its version is not read as VINDEX3 either."""
+    return Version(text, text, "other generation", f"`{lacks}` is missing", "expected")
 
 
 def _unknown(text: str) -> Version:
@@ -64,8 +64,8 @@ def _none(name: str, text: str | None, found: str) -> Version:
 
 VERSIONS = (
     _unknown("0"),
-    _older("1"),
-    _older("2"),
+    _older("1", "vocab_size"),
+    _older("2", "dtype"),
     _read("3"),
     _read("4"),
     _unknown("5"),
@@ -82,8 +82,6 @@ VERSIONS = (
     Version("too large", "1e999", "no version", "number '1e999' is too large", ""),
     Version("too long", "3" * 5000, "no version", "is not JSON: Exceeds the limit", ""),
 )
-# Commands that read the older generation; of a container that only says so, they tell otherwise.
-READ_OLDER: frozenset[str] = frozenset()
 
 # How each command is given a model: {model} is the one in question, {good} one that is sound,
 # {to} a place to write to, {text} a text file.
@@ -194,9 +192,7 @@ def outcome(command: str, version: Version, model: Path) -> Outcome | None:
     match version.kind:
         case "read":
             return None if command in NOT_RUN else Outcome(0)
-        case "other generation" if command in READ_OLDER:
-            return None
-        case "no version" if command in CHECKS:
+        case "no version" | "other generation" if command in CHECKS:
             return Outcome(1, ("index.json: ", version.found, version.expected))
     return Outcome(2, (str(model), "index.json", version.found, version.expected))
 

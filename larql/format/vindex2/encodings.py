@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from larql.format.encoding import ENCODINGS, Encoding
-from larql.format.source.builder import Binding
+from larql.format.source.binding import Binding
 from larql.format.source.extract_banks import padded_columns
 from larql.format.source.pieces import BankBinding
 from larql.format.source.recode import Recoding, choose_encoding

@@ -22,7 +22,7 @@ from larql.format.graph_json import graph_to_json
 from larql.format.index import INDEX_NAME, FileEntry, dump_json
 from larql.format.progress import Progress
 from larql.format.segment import write_stream
-from larql.format.source.builder import Binding
+from larql.format.source.binding import Binding
 from larql.format.source.checkpoint import Checkpoint
 from larql.format.source.compiler import Compiled, compile_checkpoint
 from larql.format.source.extract import (

@@ -9,7 +9,7 @@ from larql.errors import CompileError
 from larql.format.encoding import Encoding
 from larql.format.lyrw.v1_writer import write_layer
 from larql.format.segment import hash_file
-from larql.format.source.builder import Binding
+from larql.format.source.binding import Binding
 from larql.format.source.checkpoint import Checkpoint
 from larql.format.source.extract_banks import entry_chunks
 from larql.format.source.pieces import BankBinding

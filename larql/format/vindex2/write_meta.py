@@ -10,7 +10,7 @@ from larql.errors import EncodingError
 from larql.format.encoding import Encoding
 from larql.format.safetensors_header import Header, HeaderEntry
 from larql.format.segment import Segment, stored_shape
-from larql.format.source.builder import Binding
+from larql.format.source.binding import Binding
 from larql.format.source.checkpoint import Checkpoint
 from larql.format.source.recode import Recoding, stored_chunks
 from larql.format.vindex2.down_meta import HEADER, MAGIC, VERSION, FeatureTokens, packed_records
