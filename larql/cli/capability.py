@@ -12,6 +12,7 @@ from larql.cli.options import Model, Profile, half_open_range
 from larql.cli.output import output_of
 from larql.errors import CheckFailed
 from larql.format.container import Container
+from larql.format.generation import Generation
 from larql.format.moe.capability import Capability, capability_of
 from larql.format.moe.findings import Operation
 
@@ -59,7 +60,7 @@ def command(
     larql vindex3 capability model.vindex3 --profile client --json
     """
     output = output_of(ctx)
-    container = open_model(model, output)
+    container = open_model(model, output, only=Generation.VINDEX3)
     found = capability_of(
         container,
         profile,

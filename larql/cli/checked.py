@@ -12,9 +12,11 @@ from larql.cli.output import Output
 from larql.errors import CheckFailed, GenerationError, LarqlError, Refusal
 from larql.format.closure import Defect
 from larql.format.container import Container, verify_container
+from larql.format.generation import Generation
 from larql.format.index import INDEX_NAME
 from larql.format.moe.presence import presence_of
 from larql.format.progress import Progress
+from larql.format.vindex2.layout import GATE
 
 __all__ = ["check_document", "checked"]
 
@@ -27,6 +29,7 @@ def checked(
     threads: int | None,
     source: str | None = None,
     more: More | None = None,
+    only: Generation | None = None,
 ) -> Container:
     """Open the container that ``model`` leads to, and check every byte of it.
 
@@ -42,6 +45,8 @@ def checked(
         The checkpoint that ``more`` compares with, for the answer.
     more : callable or None
         A further check.
+    only : Generation or None
+        The one generation that it may be of.
 
     Raises
     ------
@@ -51,7 +56,7 @@ def checked(
         If there is no container to check.
     """
     try:
-        container = open_model(model, output)
+        container = open_model(model, output, only=only)
     except LarqlError as error:
         if isinstance(error, GenerationError | Refusal) or not _was_container(Path(model)):
             raise
@@ -89,7 +94,8 @@ def check_document(
 
 def _was_container(path: Path) -> bool:
     """Tell a container with a damaged index from what never was one."""
-    return (path / INDEX_NAME).is_file() and (path / "segments").is_dir()
+    inside = (path / "segments").is_dir() or (path / GATE).is_file()
+    return (path / INDEX_NAME).is_file() and inside
 
 
 def _report_index(path: Path, source: str | None, error: LarqlError, output: Output) -> NoReturn:

@@ -11,7 +11,15 @@ from larql.cli.inputs import TextSource, read_input
 from larql.cli.models import open_model
 from larql.cli.options import Component, Model, Profile, Threads, half_open_range
 from larql.cli.output import output_of
-from larql.cli.walk import LayersOption, PartialOption, Writes, hit_document, texts_of, told
+from larql.cli.walk import (
+    LayersOption,
+    PartialOption,
+    Writes,
+    hit_document,
+    print_features,
+    texts_of,
+)
+from larql.format.labels import read_labels
 
 __all__ = ["command"]
 
@@ -73,6 +81,7 @@ def command(
         ((bank, hit) for bank in found.banks for hit in bank.hits),
         key=lambda pair: (-pair[1].score, pair[0].layer, pair[0].bank, pair[1].feature),
     )[:top_k]
+    labels = read_labels(container)
     token = given.ids[-1]
     text = None if tokenizer is None else tokenizer.token_text(token)
     if output.json:
@@ -86,30 +95,21 @@ def command(
                 "text": text,
                 "authority": found.authority.document(),
                 "features": [
-                    {"bank": bank.bank, "layer": bank.layer, **hit_document(hit, tokenizer)}
+                    {
+                        "bank": bank.bank,
+                        "layer": bank.layer,
+                        **hit_document(bank, hit, tokenizer, labels),
+                    }
                     for bank, hit in hits
                 ],
+                **({} if labels is None else {"relations": list(labels.relations)}),
                 "dropped": list(found.dropped),
                 "notes": list(found.notes),
             },
         )
         return
     render.line(render.printable(f"token {token}" + ("" if text is None else f" {text!r}")))
-    render.table(
-        ["layer", "bank", "feature", "score", "writes"],
-        [
-            (
-                bank.layer,
-                bank.bank.rsplit("/", 1)[-1],
-                hit.feature,
-                f"{hit.score:.6f}",
-                told(hit, tokenizer),
-            )
-            for bank, hit in hits
-        ],
-        right=["layer", "feature", "score"],
-    )
-    for note in found.notes:
-        render.notice(output, note)
-    for diagnosis in found.dropped:
-        render.line(render.printable(f"dropped: {diagnosis.line()}"))
+    print_features(output, found, hits, tokenizer, labels)
+    if labels is not None and labels.relations:
+        named = (n if c is None else f"{n} ({c})" for n, c in labels.relations)
+        render.line(render.printable(f"relations: {', '.join(named)}"))

@@ -7,7 +7,9 @@ from typing import TYPE_CHECKING
 
 from larql.cli import render
 from larql.cli.output import Output
+from larql.errors import GenerationError
 from larql.format.container import Container
+from larql.format.generation import Generation
 from larql.format.source.resolve import resolve
 
 if TYPE_CHECKING:
@@ -25,11 +27,25 @@ def tell(output: Output, notes: Iterable[str]) -> None:
             render.notice(output, note)
 
 
-def open_model(name: str, output: Output) -> Container:
-    """Open the container that ``name`` leads to, extracting a source into the cache once."""
+def open_model(name: str, output: Output, *, only: Generation | None = None) -> Container:
+    """Open the container that ``name`` leads to, extracting a source into the cache once.
+
+    Raises
+    ------
+    GenerationError
+        If what was asked for works on one generation only, and this is of the other.
+    LarqlError
+        As :func:`~larql.format.source.resolve.resolve` does.
+    """
     with render.progress(output) as progress:
         resolved = resolve(name, progress)
     tell(output, resolved.notes)
+    found = resolved.container.generation
+    if only is not None and found is not only:
+        raise GenerationError(
+            f"{name}: is of generation {found.value}, and what was asked for works on "
+            f"{only.value} alone; extract the checkpoint into one: larql extract SRC -o OUT"
+        )
     return resolved.container
 
 

@@ -11,6 +11,7 @@ from larql.cli import render
 from larql.cli.models import open_model
 from larql.cli.options import Force, Model
 from larql.cli.output import output_of
+from larql.format.generation import Generation
 
 __all__ = ["command"]
 
@@ -34,7 +35,7 @@ def command(ctx: typer.Context, model: Model, output_path: Out, force: Force = F
     larql reconstruct model.vindex3 -o checkpoint
     """
     output = output_of(ctx)
-    container = open_model(model, output)
+    container = open_model(model, output, only=Generation.VINDEX3)
     from larql.format.source.reconstruct import reconstruct
 
     with render.progress(output) as progress:

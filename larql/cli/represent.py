@@ -13,6 +13,7 @@ from larql.cli.models import open_model
 from larql.cli.options import Force, Model
 from larql.cli.output import output_of
 from larql.errors import UsageError
+from larql.format.generation import Generation
 
 __all__ = ["command"]
 
@@ -57,7 +58,7 @@ def command(
         raise UsageError(
             "no representation is asked for; give --pack, the only one that this build writes"
         )
-    container = open_model(model, output)
+    container = open_model(model, output, only=Generation.VINDEX3)
     from larql.format.represent import PACKED, pack_container
 
     with render.progress(output) as progress:

@@ -108,6 +108,7 @@ def _identity(container: Container) -> list[tuple[str, object]]:
         ("end of text", ", ".join(map(str, end_ids(container, None))) or None),
         ("parameters", f"{_parameters(container):,}"),
         ("bits per weight", f"{_bits_per_weight(container):.3f}"),
+        *((name.replace("_", " "), value) for name, value in container.facts().items()),
         ("size", render.bytes_text(sum(entry.size for entry in index.files.values()))),
     ]
 
@@ -213,9 +214,9 @@ def _print(
     rows: list[tuple[str, str, str]] = [
         (name, f"{entry.size:,}", entry.sha256[:16])
         for name, entry in container.index.files.items()
-        if name not in segments
+        if name not in segments or "/" not in name
     ]
-    for directory in sorted({name.rsplit("/", 1)[0] for name in segments}):
+    for directory in sorted({name.rsplit("/", 1)[0] for name in segments if "/" in name}):
         sizes = [e.size for name, e in segments.items() if name.rsplit("/", 1)[0] == directory]
         rows.append((f"{directory}/ ({len(sizes)} files)", f"{sum(sizes):,}", ""))
     render.table(["file", "bytes", "sha256"], rows, right=["bytes"])
@@ -305,4 +306,5 @@ def _document(
         "variants": dict(index.variants),
         "files": dict(index.files),
         "notes": list(index.notes),
+        **container.facts(),
     }

@@ -13,11 +13,12 @@ from larql.cli.models import open_model, tell
 from larql.cli.options import Force, Model, half_open_range
 from larql.cli.output import Output, output_of
 from larql.errors import UsageError
-from larql.format.container import Container
+from larql.format.container import Container, open_container
 from larql.format.moe.capability import Capability, capability_of
-from larql.format.slicing.parts import PRESETS, Part
-from larql.format.slicing.plan import SlicePlan, plan_slice, request
-from larql.format.slicing.write import Made, check_slice_output, planned_files, write_slice
+from larql.format.slicing.cut import Cut, plan_cut
+from larql.format.slicing.made import Made, check_slice_output
+from larql.format.slicing.plan import request
+from larql.format.slicing.presets import PRESETS, Part
 
 __all__ = ["command"]
 
@@ -117,22 +118,22 @@ def command(
     container = open_model(model, output)
     if output_path is not None:
         check_slice_output(container, output_path, force=force)
-    plan = plan_slice(container, wanted)
+    plan = plan_cut(container, wanted)
     tell(output, plan.notes)
     if dry_run or output_path is None:
         _list(output, container, plan)
         return
     with render.progress(output) as progress:
-        made = write_slice(container, plan, output_path, force=force, progress=progress)
-    found = capability_of(Container(made.path))
+        made = plan.write(output_path, force=force, progress=progress)
+    found = capability_of(open_container(made.path))
     if output.json:
         render.document(output, _document(container, plan, made, found))
     else:
         _print(plan, made, found)
 
 
-def _list(output: Output, container: Container, plan: SlicePlan) -> None:
-    files = planned_files(container, plan)
+def _list(output: Output, container: Container, plan: Cut) -> None:
+    files = plan.files()
     total = sum(file.size for file in files)
     whole = sum(file.size for file in container.index.files.values())
     if output.json:
@@ -142,7 +143,7 @@ def _list(output: Output, container: Container, plan: SlicePlan) -> None:
                 "files": list(files),
                 "bytes": total,
                 "of": whole,
-                "operands": len({v.operand for v in plan.representations.values()}),
+                "operands": plan.operands,
                 "left_out": list(plan.remote),
             },
         )
@@ -153,9 +154,7 @@ def _list(output: Output, container: Container, plan: SlicePlan) -> None:
     render.line(f"{len(files)} files, {total} of {whole} bytes, and index.json")
 
 
-def _document(
-    container: Container, plan: SlicePlan, made: Made, found: Capability
-) -> dict[str, object]:
+def _document(container: Container, plan: Cut, made: Made, found: Capability) -> dict[str, object]:
     return {
         "path": made.path.absolute(),
         "fingerprint": made.fingerprint,
@@ -163,7 +162,7 @@ def _document(
         "bytes": made.nbytes,
         "stored": made.stored,
         "files": dict(made.shared),
-        "operands": len({v.operand for v in plan.representations.values()}),
+        "operands": plan.operands,
         "left_out": list(plan.remote),
         "operations": [
             {
@@ -178,7 +177,7 @@ def _document(
     }
 
 
-def _print(plan: SlicePlan, made: Made, found: Capability) -> None:
+def _print(plan: Cut, made: Made, found: Capability) -> None:
     shared = ", ".join(f"{count} {how}" for how, count in made.shared.items() if count)
     render.key_values(
         [

@@ -15,6 +15,7 @@ from larql.cli.output import Output, output_of
 from larql.errors import UsageError
 from larql.format.closure import Defect
 from larql.format.container import Container
+from larql.format.generation import Generation
 from larql.format.moe.presence import presence_of
 from larql.format.progress import Progress
 from larql.format.source.locate import Located, locate
@@ -53,7 +54,9 @@ def command(
     """
     output = output_of(ctx)
     more = None if source is None else partial(_compare, _locate(source, output))
-    container = checked(model, output, threads, source, more)
+    # Only VINDEX3 records which bytes of the checkpoint an operand was made of.
+    only = None if source is None else Generation.VINDEX3
+    container = checked(model, output, threads, source, more, only)
     if output.json:
         render.document(output, check_document(container, source, []))
         return
@@ -70,8 +73,9 @@ def command(
             f"{found.in_part[0].population}; by itself the container runs what chooses among these"
         )
     if found.elsewhere:
+        where = "declared to be elsewhere" if index.profiles else "of a higher level"
         render.line(
-            f"{len(found.elsewhere)} operands are declared to be elsewhere, {found.elsewhere[0]} "
+            f"{len(found.elsewhere)} operands are {where}, {found.elsewhere[0]} "
             f"first; what reads them is refused here"
         )
     if source is not None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -23,14 +23,15 @@ from larql.cli.options import (
     TokensFile,
     half_open_range,
 )
-from larql.cli.output import output_of
+from larql.cli.output import Output, output_of
 from larql.errors import TokenizerError, UsageError
 from larql.format.container import Container
+from larql.format.labels import Labels, read_labels
 from larql.runtime.container_text import tokenizer_of
 
 if TYPE_CHECKING:
     from larql.runtime.text import TextTokenizer
-    from larql.runtime.walk.answer import Feature, Walk
+    from larql.runtime.walk.answer import BankFeatures, Feature, Walk
 
 __all__ = [
     "LayersOption",
@@ -38,6 +39,7 @@ __all__ = [
     "Writes",
     "command",
     "hit_document",
+    "print_features",
     "texts_of",
     "told",
 ]
@@ -151,6 +153,7 @@ def command(
     )
     tokenizer = texts_of(container, found) if given is None else given.tokenizer
     tokenizer = tokenizer or texts_of(container, found)
+    labels = read_labels(container)
     if output.json:
         render.document(
             output,
@@ -160,7 +163,7 @@ def command(
                 "profile": found.profile,
                 "query": {"kind": found.query.kind, "tokens": list(found.query.tokens)},
                 "authority": found.authority.document(),
-                "banks": _bank_documents(found, tokenizer),
+                "banks": _bank_documents(found, tokenizer, labels),
                 "dropped": list(found.dropped),
                 "notes": list(found.notes),
                 "seconds": found.seconds,
@@ -168,11 +171,29 @@ def command(
             },
         )
         return
-    render.table(
-        ["layer", "bank", "feature", "score", "writes"],
-        list(_rows(found, tokenizer)),
-        right=["layer", "feature", "score"],
+    print_features(
+        output, found, [(bank, hit) for bank in found.banks for hit in bank.hits], tokenizer, labels
     )
+
+
+def print_features(
+    output: Output,
+    found: Walk,
+    hits: Sequence[tuple[BankFeatures, Feature]],
+    tokenizer: TextTokenizer | None,
+    labels: Labels | None,
+) -> None:
+    """Write features as a table, then what was dropped."""
+    columns = ["layer", "bank", "feature", "score", "writes"]
+    if labels is not None:
+        columns.append("label")
+    rows: list[tuple[object, ...]] = []
+    for bank, hit in hits:
+        kind = bank.bank.rsplit("/", 1)[-1]
+        row = (bank.layer, kind, hit.feature, f"{hit.score:.6f}", told(hit, tokenizer))
+        label = () if labels is None else (labels.of(bank.bank, bank.layer, hit.feature) or "",)
+        rows.append((*row, *map(render.printable, label)))
+    render.table(columns, rows, right=["layer", "feature", "score"])
     for note in found.notes:
         render.notice(output, note)
     for diagnosis in found.dropped:
@@ -199,28 +220,26 @@ def told(hit: Feature, tokenizer: TextTokenizer | None) -> str:
     return " ".join(repr(tokenizer.token_text(token)) for token, _ in hit.tokens)
 
 
-def _rows(found: Walk, tokenizer: TextTokenizer | None) -> Iterator[tuple[object, ...]]:
-    for bank in found.banks:
-        kind = bank.bank.rsplit("/", 1)[-1]
-        for hit in bank.hits:
-            yield bank.layer, kind, hit.feature, f"{hit.score:.6f}", told(hit, tokenizer)
-
-
-def _bank_documents(found: Walk, tokenizer: TextTokenizer | None) -> list[dict[str, object]]:
+def _bank_documents(
+    found: Walk, tokenizer: TextTokenizer | None, labels: Labels | None
+) -> list[dict[str, object]]:
     return [
         {
             "bank": bank.bank,
             "layer": bank.layer,
             "searched": bank.searched,
             "features": bank.features,
-            "hits": [hit_document(hit, tokenizer) for hit in bank.hits],
+            "hits": [hit_document(bank, hit, tokenizer, labels) for hit in bank.hits],
         }
         for bank in found.banks
     ]
 
 
-def hit_document(hit: Feature, tokenizer: TextTokenizer | None) -> dict[str, object]:
-    """Return one feature as JSON."""
+def hit_document(
+    bank: BankFeatures, hit: Feature, tokenizer: TextTokenizer | None, labels: Labels | None
+) -> dict[str, object]:
+    """Return one feature as JSON; a label has a place where the container carries any."""
+    label = {} if labels is None else {"label": labels.of(bank.bank, bank.layer, hit.feature)}
     return {
         "feature": hit.feature,
         "expert": hit.expert,
@@ -233,4 +252,5 @@ def hit_document(hit: Feature, tokenizer: TextTokenizer | None) -> dict[str, obj
             }
             for token, score in hit.tokens
         ],
+        **label,
     }

@@ -15,11 +15,12 @@ from larql.errors import ContainerError
 from larql.format.generation import (
     Generation,
     SchemaVersion,
+    generation_of,
     parse_schema_version,
-    require_generation,
     supported_text,
 )
 from larql.format.index import INDEX_NAME, index_from_json, load_json
+from larql.format.vindex2.index import index_from_json as vindex2_index
 
 __all__ = ["Artifact", "ListedFile", "artifact_of", "foreign_index"]
 
@@ -91,11 +92,16 @@ def artifact_of(directory: Path, where: str | None = None) -> Artifact:
     where = where or str(path)
     document = load_json(path)
     schema = parse_schema_version(document.get("version"), where)
-    require_generation(schema, Generation.VINDEX3, where)
+    fingerprint = hashlib.sha256(path.read_bytes()).hexdigest()
+    if generation_of(schema) is Generation.VINDEX2:
+        older = vindex2_index(document, where)
+        if not older.checksums:
+            raise ContainerError(
+                f"{where}: has no `checksums`, so nothing vouches for what is moved; extract the "
+                f"model again"
+            )
+        hashes = {name: ListedFile(sha256, None) for name, sha256 in older.checksums.items()}
+        return Artifact(schema, older.model, fingerprint, hashes)
     index = index_from_json(document, where)
-    return Artifact(
-        schema,
-        index.model,
-        hashlib.sha256(path.read_bytes()).hexdigest(),
-        {name: ListedFile(entry.sha256, entry.size) for name, entry in index.files.items()},
-    )
+    files = {name: ListedFile(entry.sha256, entry.size) for name, entry in index.files.items()}
+    return Artifact(schema, index.model, fingerprint, files)

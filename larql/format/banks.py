@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from larql.errors import ContainerError, Coordinates, ResidencyRefusal, UnsupportedRefusal
 from larql.format.index import Representation
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "BANK_SCHEMA",
+    "EntryFile",
     "EntryRegions",
     "RegionPlace",
     "entry_regions",
@@ -133,6 +134,18 @@ def runs_of(present: Iterable[bool]) -> list[tuple[int, int]]:
     return runs
 
 
+class EntryFile(Protocol):
+    """A file that holds regions of entries."""
+
+    def stored_bytes(
+        self, bank_id: int, entry: int, schema: RegionSchema, /
+    ) -> npt.NDArray[np.uint8]:
+        """Return a region as stored, a read-only mapped view ``uint8 [nbytes]``."""
+
+    def alone(self, bank_id: int, entry: int, schema: RegionSchema, /) -> npt.NDArray[np.uint8]:
+        """As :meth:`stored_bytes`, of a region that is read and whose neighbours are not."""
+
+
 @dataclass(frozen=True)
 class EntryRegions:
     """Where the regions of an operand's entries are.
@@ -141,13 +154,13 @@ class EntryRegions:
     ----------
     place : RegionPlace
     schema : RegionSchema
-    files : tuple of BankFile or None
+    files : tuple of EntryFile or None
         For each entry the file that holds it; None where others hold it.
     """
 
     place: RegionPlace
     schema: RegionSchema
-    files: tuple[BankFile | None, ...]
+    files: tuple[EntryFile | None, ...]
 
     def stored(self, entry: int) -> npt.NDArray[np.uint8]:
         """Return one entry's region as stored, a read-only mapped view ``uint8 [nbytes]``.
@@ -165,7 +178,7 @@ class EntryRegions:
         """As :meth:`stored`, of a region that is read and whose neighbours are not."""
         return self._file(entry).alone(self.place.bank, entry, self.schema)
 
-    def _file(self, entry: int) -> BankFile:
+    def _file(self, entry: int) -> EntryFile:
         file = self.files[entry]
         if file is None:
             here = sum(other is not None for other in self.files)

@@ -19,6 +19,7 @@ from larql.format.graph import Component, Graph
 from larql.format.graph_json import graph_from_json
 from larql.format.index import (
     INDEX_NAME,
+    FileEntry,
     Index,
     Representation,
     index_from_json,
@@ -34,7 +35,14 @@ if TYPE_CHECKING:
     from larql.format.moe.manifest import Storage
     from larql.format.moe.profiles import Selection
 
-__all__ = ["Container", "EncodingShare", "is_container", "verify_container"]
+__all__ = [
+    "Container",
+    "EncodingShare",
+    "is_container",
+    "open_container",
+    "verify_container",
+    "verify_hashes",
+]
 
 
 def is_container(directory: Path) -> bool:
@@ -60,6 +68,40 @@ class EncodingShare:
     nbytes: int
 
 
+def open_container(path: Path) -> Container:
+    """Open a directory of either generation, as its schema version says.
+
+    Raises
+    ------
+    ContainerError, GenerationError, UnsupportedRefusal
+        If the index is missing, malformed or newer than this build.
+    """
+    _recovered(path)
+    schema, _document = read_index_document(path)
+    if generation_of(schema) is Generation.VINDEX2:
+        from larql.format.vindex2.container import Vindex2
+
+        return Vindex2(path)
+    return Container(path)
+
+
+def _recovered(path: Path) -> None:
+    """Put back a directory that a killed replacement left moved aside; refuse where there is none.
+
+    Raises
+    ------
+    ContainerError
+        If no directory is there.
+    """
+    try:
+        recover(path)
+        present = path.is_dir()
+    except OSError as error:
+        raise ContainerError(f"{path}: cannot be opened: {error.strerror}") from None
+    if not present:
+        raise ContainerError(f"{path}: is not a directory; expected a container")
+
+
 class Container:
     """A container directory whose index has been read; nothing else has.
 
@@ -75,19 +117,16 @@ class Container:
     """
 
     def __init__(self, path: Path) -> None:
-        try:
-            recover(path)
-            present = path.is_dir()
-        except OSError as error:
-            raise ContainerError(f"{path}: cannot be opened: {error.strerror}") from None
-        if not present:
-            raise ContainerError(f"{path}: is not a directory; expected a container")
+        _recovered(path)
         self.path = path
-        _schema, document = read_index_document(path)
-        self.index: Index = index_from_json(document, str(path / INDEX_NAME))
         self._segments: dict[str, Segment] = {}
         self._bank_files: dict[str, BankFile] = {}
         self._checked: set[str] = set()
+        _schema, document = read_index_document(path)
+        self.index: Index = self._read_index(document)
+
+    def _read_index(self, document: Mapping[str, object]) -> Index:
+        return index_from_json(document, str(self.path / INDEX_NAME))
 
     @property
     def generation(self) -> Generation:
@@ -247,6 +286,16 @@ class Container:
         manifest = manifest_from_json(load_json(path), str(path))
         return {name: item for item in manifest.storages for name in item.files}
 
+    def holds_bank(self, value: Representation) -> bool:
+        """Return whether an operand lies in a file of expert banks, an entry for each expert.
+
+        Raises
+        ------
+        UnsupportedRefusal
+            If its file is of a kind that this build does not know.
+        """
+        return self.index.holds_banks(value.segment)
+
     def bank_names(self, name: str) -> tuple[str, ...]:
         """Return the files of which one holds a part of a bank, that one first.
 
@@ -278,6 +327,10 @@ class Container:
         """Return the container's files outside segments, graph and manifest, by name."""
         own = {self.index.system_graph, self.index.moe_manifest, *self.index.segments}
         return {name: self.path / name for name in self.index.files if name not in own}
+
+    def facts(self) -> Mapping[str, object]:
+        """Return what else the index says that a reader should be shown."""
+        return {}
 
     def census(self) -> tuple[EncodingShare, ...]:
         """Return what is stored in each encoding, largest share of elements first."""
@@ -312,6 +365,10 @@ def verify_container(
         Empty if the container is whole.
     """
     index = container.index
+    if container.generation is Generation.VINDEX2:
+        from larql.format.vindex2.verify import verify_vindex2
+
+        return verify_vindex2(container, progress, threads)
     defects = list(_verify_files(container, progress, threads))
     if index.system_graph is None:
         return _with_banks(container, defects)
@@ -408,14 +465,21 @@ def _verify_files(
             yield Defect(document, f"{kind} is not listed in `files`, so nothing vouches for it")
     if INDEX_NAME in index.files:
         yield Defect(INDEX_NAME, "lists itself in `files`; its own hash is the fingerprint")
+    yield from verify_hashes(container.path, index.files, progress, threads)
+
+
+def verify_hashes(
+    directory: Path, files: Mapping[str, FileEntry], progress: Progress, threads: int | None
+) -> Iterator[Defect]:
+    """Yield which files of a directory are missing, or not of the size and hash that is stated."""
     from larql.format.hash_files import hash_files
 
-    sizes = {name: entry.size for name, entry in index.files.items()}
-    hashes = hash_files(container.path, sizes, threads, progress)
-    for name in sorted(index.files):
-        entry, found = index.files[name], hashes[name]
+    sizes = {name: entry.size for name, entry in files.items()}
+    hashes = hash_files(directory, sizes, threads, progress)
+    for name in sorted(files):
+        entry, found = files[name], hashes[name]
         if isinstance(found, ContainerError):
-            yield Defect(name, str(found).removeprefix(f"{container.path / name}: "))
+            yield Defect(name, str(found).removeprefix(f"{directory / name}: "))
         elif found.size != entry.size:
             yield Defect(name, f"is {found.size} bytes, expected {entry.size}")
         elif found.sha256 != entry.sha256:

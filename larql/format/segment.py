@@ -26,7 +26,7 @@ from larql.format.safetensors_header import (
     parse_header,
     serialize_header,
 )
-from larql.format.untrusted import open_regular
+from larql.format.untrusted import chunks_at, open_regular
 
 if TYPE_CHECKING:
     import numpy as np
@@ -37,6 +37,7 @@ __all__ = [
     "SegmentTensor",
     "advise_alone",
     "hash_file",
+    "map_file",
     "stored_shape",
     "write_segment",
     "write_stream",
@@ -125,6 +126,20 @@ def hash_file(path: Path, advance: Callable[[int], object] | None = None) -> Fil
         return FileEntry(*hash_descriptor(descriptor, advance))
 
 
+def map_file(path: Path, size: int) -> mmap.mmap:
+    """Map a file that had ``size`` bytes when it was examined.
+
+    Raises
+    ------
+    ContainerError
+        If it has another size now, or cannot be opened.
+    """
+    with open_regular(path, ContainerError) as (descriptor, status):
+        if status.st_size != size:
+            raise ContainerError(f"{path}: changed size while it was open")
+        return mmap.mmap(descriptor, 0, access=mmap.ACCESS_READ)
+
+
 def advise_alone(mapped: mmap.mmap, begin: int, end: int) -> None:
     """Have the system read a range of a mapping now, and nothing around what is read later."""
     first = begin - begin % mmap.PAGESIZE
@@ -140,20 +155,29 @@ class Segment:
     ----------
     path : Path
         The file.
+    header : Header or None
+        What the file holds, where that is stated elsewhere and it has no header of its own.
 
     Raises
     ------
     ContainerError
-        If the file is missing or is not a well-formed safetensors file.
+        If the file is missing, is not a well-formed safetensors file, or is shorter than a header
+        from elsewhere says.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, header: Header | None = None) -> None:
         self.path = path
         with open_regular(path, ContainerError) as (descriptor, status):
             self.size = status.st_size
-            self.header: Header = parse_header(
+            self.header: Header = header or parse_header(
                 descriptor, status.st_size, str(path), ContainerError
             )
+        for name, entry in self.header.entries.items():
+            if self.header.data_start + entry.end > self.size:
+                raise ContainerError(
+                    f"{path}: has {self.size} bytes, but tensor {name} ends at byte "
+                    f"{self.header.data_start + entry.end}; the file is cut short"
+                )
         self._map: mmap.mmap | None = None
 
     @property
@@ -233,21 +257,13 @@ class Segment:
 
     def _mapped(self) -> mmap.mmap:
         if self._map is None:
-            with open_regular(self.path, ContainerError) as (descriptor, status):
-                if status.st_size != self.size:
-                    raise ContainerError(f"{self.path}: changed size while it was open")
-                self._map = mmap.mmap(descriptor, 0, access=mmap.ACCESS_READ)
+            self._map = map_file(self.path, self.size)
         return self._map
 
     def chunks(self, name: str) -> Iterator[bytes]:
         """Yield a tensor's stored bytes in pieces, without mapping them."""
         entry = self.header.entries[name]
-        position = self.header.data_start + entry.begin
-        end = self.header.data_start + entry.end
+        begin, count = self.header.data_start + entry.begin, entry.end - entry.begin
+        where = f"{self.path}: tensor {name}"
         with open_regular(self.path, ContainerError) as (descriptor, _status):
-            while position < end:
-                chunk = os.pread(descriptor, min(_CHUNK, end - position), position)
-                if not chunk:
-                    raise ContainerError(f"{self.path}: tensor {name} ends early at {position}")
-                position += len(chunk)
-                yield chunk
+            yield from chunks_at(descriptor, begin, count, where, ContainerError)

@@ -14,6 +14,7 @@ from pathlib import Path
 from larql.errors import LarqlError
 
 __all__ = [
+    "chunks_at",
     "exists",
     "open_regular",
     "read_exactly",
@@ -26,6 +27,8 @@ POINTER_PREFIX = b"version https://git-lfs"
 POINTER_LIMIT = 1024
 _POINTER_OID = re.compile(rb"^oid ([a-z0-9]{1,16}:[0-9a-f]{1,128})$", re.MULTILINE)
 _POINTER_SIZE = re.compile(rb"^size ([0-9]{1,20})$", re.MULTILINE)
+
+_CHUNK = 8 << 20
 
 MAX_JSON_BYTES = 4 << 20
 """Largest small JSON document (a model configuration): Python objects take up to 25 times this."""
@@ -119,6 +122,21 @@ def read_exactly(
         parts.append(part)
         missing -= len(part)
     return parts[0] if len(parts) == 1 else b"".join(parts)
+
+
+def chunks_at(
+    descriptor: int, offset: int, count: int, where: str, error: type[LarqlError]
+) -> Iterator[bytes]:
+    """Yield ``count`` bytes from ``offset`` on in pieces, without moving the file position.
+
+    Raises
+    ------
+    LarqlError
+        Of class ``error``: the file ends before, or cannot be read.
+    """
+    for position in range(offset, offset + count, _CHUNK):
+        size = min(_CHUNK, offset + count - position)
+        yield read_exactly(descriptor, position, size, where, error)
 
 
 def refuse_pointer(head: bytes, where: str, error: type[LarqlError]) -> None:

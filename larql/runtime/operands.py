@@ -186,10 +186,12 @@ class OperandStore:
         """
         representation = self._representation(name, shape)
         try:
-            if self.container.index.holds_banks(representation.segment):
+            if self.container.holds_bank(representation):
                 return self._fetch_bank(representation)
             segment = self.container.segment(representation.segment)
-            segment.check(representation.tensor, representation.encoding, shape)
+            segment.check(
+                representation.tensor, representation.encoding, representation.stored_shape
+            )
             self.container.check_bytes(representation.segment)
             data = segment.bytes_of(representation.tensor)
         except ContainerError as error:
@@ -197,7 +199,9 @@ class OperandStore:
         self._fetched[name] = segment, representation.tensor
         self.reads += 1
         self.bytes_read += int(data.nbytes)
-        return StoredOperand(name, representation.encoding, shape, data)
+        return StoredOperand(
+            name, representation.encoding, shape, data, representation.stored_columns
+        )
 
     def _representation(self, name: str, shape: tuple[int, ...]) -> Representation:
         """Return what serves an operand, if it has the shape that the operation needs."""

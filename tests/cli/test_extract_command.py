@@ -155,7 +155,8 @@ def test_an_extraction_that_may_not_write_so_much(models: Path, tmp_path: Path) 
     ("arguments", "says"),
     [
         (["{m}/llama"], "Missing option '--output'"),
-        (["{m}/llama", "-o", "{t}/x", "--generation", "v2"], "writes VINDEX3 containers only"),
+        (["{m}/llama", "-o", "{t}/x", "--level", "all"], "--level: belongs to --generation v2"),
+        (["{m}/llama", "-o", "{t}/x", "--ffn-layout", "flat"], "--ffn-layout: belongs to"),
         (["{m}/llama", "-o", "{t}/x", "--quant", "q5_0"], "q6_k"),
         (["{m}/llama.vindex3", "-o", "{t}/x"], "is a container already"),
         (["{t}/absent", "-o", "{t}/x"], "no such file or directory"),

@@ -68,6 +68,28 @@ def test_a_container_comes_back_byte_for_byte(llama: Path, hub: UploadHub, cli: 
     assert {file["name"] for file in document["files"]} == {*file_bytes(llama), "README.md"}
 
 
+def test_the_older_generation_comes_back_too(
+    models: Path, hub: UploadHub, cli: Run, tmp_path: Path
+) -> None:
+    at = tmp_path / "v"
+    cli("extract", models / "llama", "-o", at, "--generation", "v2", "--level", "browse").ok()
+    cli("publish", at, NAME).ok()
+    back = pulled(cli)
+    assert without_card(file_bytes(back)) == file_bytes(at)
+    assert (
+        cli("walk", f"hf://{NAME}", "--tokens", "1").ok().out
+        == cli("walk", at, "--tokens", "1").out
+    )
+    cli("slice", at, "-o", tmp_path / "s", "--preset", "embed").ok()
+    cli("publish", tmp_path / "s", NAME).ok()
+    assert "gate_vectors.bin" not in shown(hub)
+    index = json.loads((at / "index.json").read_text())
+    (at / "index.json").write_text(json.dumps({**index, "checksums": {}}))
+    answer = cli("publish", at, NAME)
+    assert answer.status == 1
+    assert "nothing vouches" in answer.out
+
+
 def test_every_command_takes_its_name(
     llama: Path, hub: UploadHub, cli: Run, tmp_path: Path
 ) -> None:
@@ -457,7 +479,9 @@ def test_a_generation_is_refused_before_anything_is_fetched(
     for command in (["pull"], ["exec", "--tokens", "1"], ["show"], ["verify"]):
         answer = cli(command[0], f"hf://{NAME}", *command[1:])
         assert answer.status == 2
-        assert f"hf://{NAME}: index.json: schema version {version} " in answer.problem
+        lacks = {1: "`vocab_size` is missing", 2: "`dtype` is missing"}
+        told = lacks.get(version, f"schema version {version} ")
+        assert f"hf://{NAME}: index.json: {told}" in answer.problem
     assert not hub.asked("/cdn/")
     assert {r.path.rpartition("/")[2] for r in hub.asked("/resolve/")} == {"index.json"}
 

@@ -80,8 +80,9 @@ def test_of_a_json_answer_the_fields_of_the_row_are_kept() -> None:
 # --- rows -----------------------------------------------------------------------------------------
 
 
-def test_the_rows_are_those_of_the_record() -> None:
-    rows = {row.name: row for row in rows_of("VINDEX3")}
+@pytest.mark.parametrize("generation", ["VINDEX2", "VINDEX3"])
+def test_the_rows_are_those_of_the_record(generation: str) -> None:
+    rows = {row.name: row for row in rows_of(generation)}
     expected = {"verify", "show", "index_version"}
     expected |= {f"{kind}_p{n}" for kind in ("walk", "decode") for n in range(len(PROMPTS))}
     expected |= {f"slice_{preset}" for preset in PRESETS}
@@ -136,13 +137,16 @@ def test_provenance_has_no_defaults(tmp_path: Path) -> None:
 # --- verdicts -------------------------------------------------------------------------------------
 
 
-def test_a_program_whose_decoding_changed_fails_its_three_rows_and_no_other(tmp_path: Path) -> None:
+@pytest.mark.parametrize("corpus", ["dense", "vindex2-experts"])
+def test_a_program_whose_decoding_changed_fails_its_three_rows_and_no_other(
+    corpus: str, tmp_path: Path
+) -> None:
     stub = tmp_path / "stub.py"
     stub.write_text(STUB)
-    done = verify("dense", "--larql", f"{sys.executable} {stub}", "--diff", "--leg", "reader")
+    done = verify(corpus, "--larql", f"{sys.executable} {stub}", "--diff", "--leg", "reader")
     assert done.returncode == 1, done.stderr
     wrong = [line for line in done.stdout.splitlines() if line.endswith(" differs")]
-    assert wrong == [f"dense: decode_p{n} differs" for n in range(3)]
+    assert wrong == [f"{corpus}: decode_p{n} differs" for n in range(3)]
     assert "+  7," in done.stdout, "the change is shown"
     assert "3 rows differ at commit" in done.stdout
 

@@ -7,12 +7,10 @@ import json
 import os
 import shutil
 import signal
-import struct
 import subprocess
 import sys
 import time
 from collections.abc import Callable
-from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +36,7 @@ from tests.builders.models import (
     write_llama_gguf,
     write_llama_safetensors,
 )
+from tests.builders.zeros import write_zeros
 
 T0 = LlamaSpec(tokenizer=True)
 ONE = LlamaSpec(layers=1)
@@ -557,49 +556,11 @@ def test_a_parent_that_cannot_be_written_is_said(tmp_path: Path) -> None:
         assert words in refused(source, output, OutputError)
 
 
-def zeros(directory: Path, megabytes: int) -> Path:
-    """A checkpoint of zeros that takes no room on disk; nearly all of it is one tensor."""
-    spec = LlamaSpec(
-        layers=1,
-        hidden=1024,
-        heads=4,
-        kv_heads=4,
-        head_dim=16,
-        ffn=64,
-        tied=True,
-        vocab=megabytes * 256,
-    )
-    shapes = {
-        "model.embed_tokens.weight": (spec.vocab, 1024),
-        "model.layers.0.input_layernorm.weight": (1024,),
-        "model.layers.0.self_attn.q_proj.weight": (64, 1024),
-        "model.layers.0.self_attn.k_proj.weight": (64, 1024),
-        "model.layers.0.self_attn.v_proj.weight": (64, 1024),
-        "model.layers.0.self_attn.o_proj.weight": (1024, 64),
-        "model.layers.0.post_attention_layernorm.weight": (1024,),
-        "model.layers.0.mlp.gate_proj.weight": (64, 1024),
-        "model.layers.0.mlp.up_proj.weight": (64, 1024),
-        "model.layers.0.mlp.down_proj.weight": (1024, 64),
-        "model.norm.weight": (1024,),
-    }
-    header, end = {}, 0
-    for name, shape in shapes.items():
-        begin, end = end, end + 4 * prod(shape)
-        header[name] = {"dtype": "F32", "shape": shape, "data_offsets": [begin, end]}
-    text = json.dumps(header).encode()
-    directory.mkdir()
-    (directory / "config.json").write_text(json.dumps(llama_config(spec)))
-    with (directory / "model.safetensors").open("wb") as stream:
-        stream.write(struct.pack("<Q", len(text)) + text)
-        stream.truncate(8 + len(text) + end)
-    return directory
-
-
 @pytest.mark.parametrize("quant", [None, "q8_0"])
 def test_extraction_takes_the_memory_of_a_piece_of_a_tensor(
     tmp_path: Path, quant: str | None
 ) -> None:
-    source = zeros(tmp_path / "m", 200)
+    source = write_zeros(tmp_path / "m", 200)
     peak = int(run_script(EXTRACT, source, tmp_path / "out", *([quant] if quant else [])))
     size = sum(p.stat().st_size for p in (tmp_path / "out").rglob("*"))
     shutil.rmtree(tmp_path / "out")

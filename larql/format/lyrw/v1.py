@@ -2,6 +2,7 @@
 
 An entry is gate and up joined, ``[2 intermediate, hidden]`` with the rows of gate first, then down,
 ``[hidden, intermediate]``. One format holds for the whole file. A dense layer is one entry.
+An entry whose four numbers in the table are zero is elsewhere: the file is that of a shard.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from larql.errors import BindingDefect, ContainerError, UnsupportedRefusal
+from larql.errors import BindingDefect, ContainerError, ResidencyRefusal, UnsupportedRefusal
 from larql.format.encoding import Encoding
 from larql.format.generation import Generation
 from larql.format.lyrw.codes import encoding_of, format_text
@@ -40,6 +41,7 @@ __all__ = [
     "check_shape",
     "layer_file_name",
     "part_bytes",
+    "stored_columns",
 ]
 
 HEADER = struct.Struct("<6I")
@@ -95,9 +97,13 @@ def part_bytes(encoding: Encoding, intermediate: int, hidden: int) -> tuple[int,
     )
 
 
+def stored_columns(encoding: Encoding, columns: int) -> int:
+    """Return how many columns are stored of rows of ``columns``: whole blocks."""
+    return -(-columns // encoding.block_elements) * encoding.block_elements
+
+
 def _stored_row(encoding: Encoding, columns: int) -> int:
-    blocks = -(-columns // encoding.block_elements)
-    return blocks * encoding.block_bytes
+    return encoding.row_bytes(stored_columns(encoding, columns))
 
 
 def check_shape(shape: LayerShape, where: str) -> None:
@@ -173,6 +179,65 @@ class LayerWeights:
         """
         return tuple(_read(path)[2])
 
+    def holds(self, entry: int) -> bool:
+        """Return whether an entry is in this file, which may be that of a shard."""
+        return any(self._table[4 * entry : 4 * entry + 4])
+
+    @property
+    def present(self) -> int:
+        """How many entries are in this file."""
+        return sum(self.holds(entry) for entry in range(self.shape.num_entries))
+
+    def extent(self, entry: int, part: str) -> tuple[int, int]:
+        """Return where a part of an entry lies.
+
+        Parameters
+        ----------
+        entry : int
+        part : str
+            ``gate_up``, ``gate``, ``up`` or ``down``.
+
+        Returns
+        -------
+        tuple of int
+            Offset from the start of the file, and bytes.
+
+        Raises
+        ------
+        BindingDefect
+            If there is no such entry.
+        ResidencyRefusal
+            If another shard has it.
+        """
+        if not 0 <= entry < self.shape.num_entries:
+            raise BindingDefect(
+                f"{self.path}: entry {entry} is out of range, expected 0 to "
+                f"{self.shape.num_entries - 1}"
+            )
+        if not self.holds(entry):
+            raise ResidencyRefusal(
+                f"{self.path}: entry {entry} is not in this file; take the shard that has it"
+            )
+        at = 4 * entry + 2 * (part == "down")
+        offset, length = self._table[at], self._table[at + 1]
+        if part in ("gate", "up"):
+            length //= 2
+        return offset + length * (part == "up"), length
+
+    def stored(self, entry: int, part: str) -> npt.NDArray[np.uint8]:
+        """Return a part of an entry as stored, a mapped view ``uint8 [nbytes]``.
+
+        Raises
+        ------
+        BindingDefect
+            If there is no such entry.
+        """
+        return self._mapped.view(*self.extent(entry, part))
+
+    def alone(self, entry: int, part: str) -> npt.NDArray[np.uint8]:
+        """As :meth:`stored`, of a part that is read while its neighbours are not."""
+        return self._mapped.alone(*self.extent(entry, part))
+
     def gate_up_bytes(self, entry: int) -> npt.NDArray[np.uint8]:
         """Return gate and up of an entry as stored, a mapped view ``uint8 [nbytes]``.
 
@@ -181,7 +246,7 @@ class LayerWeights:
         BindingDefect
             If there is no such entry.
         """
-        return self._part(entry, 0)
+        return self.stored(entry, "gate_up")
 
     def down_bytes(self, entry: int) -> npt.NDArray[np.uint8]:
         """Return down of an entry as stored, a mapped view ``uint8 [nbytes]``.
@@ -191,7 +256,7 @@ class LayerWeights:
         BindingDefect
             If there is no such entry.
         """
-        return self._part(entry, 1)
+        return self.stored(entry, "down")
 
     def gate(self, entry: int) -> npt.NDArray[np.uint8]:
         """Return gate of an entry, a mapped view ``uint8 [intermediate, row bytes]``.
@@ -203,9 +268,7 @@ class LayerWeights:
         UnsupportedRefusal
             If the file's format has no codec here, so that rows cannot be told apart.
         """
-        return self._rows(self.gate_up_bytes(entry), 2 * self.shape.intermediate)[
-            : self.shape.intermediate
-        ]
+        return self._rows(self.stored(entry, "gate"), self.shape.intermediate)
 
     def up(self, entry: int) -> npt.NDArray[np.uint8]:
         """Return up of an entry, a mapped view ``uint8 [intermediate, row bytes]``.
@@ -215,9 +278,7 @@ class LayerWeights:
         BindingDefect, UnsupportedRefusal
             As :meth:`gate`.
         """
-        return self._rows(self.gate_up_bytes(entry), 2 * self.shape.intermediate)[
-            self.shape.intermediate :
-        ]
+        return self._rows(self.stored(entry, "up"), self.shape.intermediate)
 
     def down(self, entry: int) -> npt.NDArray[np.uint8]:
         """Return down of an entry, a mapped view ``uint8 [hidden, row bytes]``.
@@ -244,15 +305,6 @@ class LayerWeights:
                 "use a newer larql, or extract with another encoding"
             )
         return encoding
-
-    def _part(self, entry: int, part: int) -> npt.NDArray[np.uint8]:
-        if not 0 <= entry < self.shape.num_entries:
-            raise BindingDefect(
-                f"{self.path}: entry {entry} is out of range, expected 0 to "
-                f"{self.shape.num_entries - 1}"
-            )
-        at = 4 * entry + 2 * part
-        return self._mapped.view(self._table[at], self._table[at + 1])
 
     def _rows(self, data: npt.NDArray[np.uint8], rows: int) -> npt.NDArray[np.uint8]:
         self.encoding()
@@ -281,7 +333,10 @@ def _read(path: Path) -> tuple[LayerShape, array[int], Iterator[RegionDefect], M
             (index % 2,),
         )
         for index in range(2 * count)
+        if any(table[index // 2 * 4 : index // 2 * 4 + 4])
     ]
+    if not regions:
+        raise ContainerError(f"{where}: the table has none of its {count} entries")
     defects = extent_defects(
         regions, size=status.st_size, tables_end=tables_end, align=1, slack=_END_SLACK
     )

@@ -15,9 +15,16 @@ from larql.format.lyrw.codes import format_code
 from larql.format.lyrw.extents import pack_numbers
 from larql.format.lyrw.pieces import Pieces, open_output, write_pieces
 from larql.format.lyrw.prelude import MAGIC, lyrw_version
-from larql.format.lyrw.v1 import ENTRY_BYTES, HEADER, LayerShape, check_shape, part_bytes
+from larql.format.lyrw.v1 import (
+    ENTRY_BYTES,
+    HEADER,
+    LayerShape,
+    LayerWeights,
+    check_shape,
+    part_bytes,
+)
 
-__all__ = ["LayerWriter", "write_layer"]
+__all__ = ["LayerWriter", "shard_of", "write_layer"]
 
 
 class LayerWriter:
@@ -77,6 +84,49 @@ class LayerWriter:
         return f"{self._where}: entry {self.written}, {part}"
 
 
+def _tables(shape: LayerShape, table: array[int]) -> bytes:
+    header = HEADER.pack(
+        MAGIC,
+        lyrw_version(Generation.VINDEX2),
+        shape.quant_format,
+        shape.num_entries,
+        shape.intermediate,
+        shape.hidden,
+    )
+    return header + pack_numbers(table)
+
+
+def shard_of(file: LayerWeights, first: int, end: int) -> tuple[bytes, list[tuple[int, int]]]:
+    """Return of what a file with some of a layer's experts is made.
+
+    The population stays what it was; in the table, entries that are elsewhere are zeros.
+
+    Parameters
+    ----------
+    file : LayerWeights
+        That has them.
+    first, end : int
+        Half-open range of entries.
+
+    Returns
+    -------
+    bytes
+        Header and table.
+    list of (int, int)
+        Offset and length of what follows, in ``file``.
+    """
+    at = HEADER.size + file.shape.num_entries * ENTRY_BYTES
+    table = array("Q", bytes(file.shape.num_entries * ENTRY_BYTES))
+    ranges: list[tuple[int, int]] = []
+    for entry in range(first, end):
+        for place, part in enumerate(("gate_up", "down")):
+            offset, length = file.extent(entry, part)
+            ranges.append((offset, length))
+            table[4 * entry + 2 * place : 4 * entry + 2 * place + 2] = array("Q", (at, length))
+            at += length
+    return _tables(file.shape, table), ranges
+
+
 @contextmanager
 def write_layer(
     path: Path, encoding: Encoding, *, num_entries: int, intermediate: int, hidden: int
@@ -110,17 +160,7 @@ def write_layer(
         begin = start + entry * sum(lengths)
         table.extend((begin, lengths[0], begin + lengths[0], lengths[1]))
     with open_output(path) as stream:
-        stream.write(
-            HEADER.pack(
-                MAGIC,
-                lyrw_version(Generation.VINDEX2),
-                shape.quant_format,
-                num_entries,
-                intermediate,
-                hidden,
-            )
-        )
-        stream.write(pack_numbers(table))
+        stream.write(_tables(shape, table))
         writer = LayerWriter(stream, shape, lengths, where)
         yield writer
         if writer.written != num_entries:

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Sequence
 
 from larql.errors import ContainerError, LarqlError, UnsupportedRefusal
-from larql.format.banks import find_schema, other_meaning
+from larql.format.banks import find_schema, other_meaning, runs_of
 from larql.format.container import Container
+from larql.format.generation import Generation
 from larql.format.index import Representation
 from larql.format.lyrw.codes import (
     encoding_of,
@@ -104,6 +105,8 @@ class Examiner:
         bounds : collection of int
             Where segments are cut further, so that operands of one bank can be compared.
         """
+        if self.container.generation is Generation.VINDEX2:
+            return self._apart(value, population, bounds)
         number = value.tensor.partition("/")[0]
         if not (number.isascii() and number.isdigit()):
             text = f"its regions are named {value.tensor!r:.60}, expected bank/schema"
@@ -132,6 +135,25 @@ class Examiner:
             found[segment] = self.region(
                 file, bank_id, segment, schema, expected, value.fidelity, value
             )
+        return found
+
+    def _apart(
+        self, value: Representation, population: int, bounds: Collection[int]
+    ) -> dict[Segment, State]:
+        """Return the state of an operand whose entries a layer file of VINDEX2 has, or a shard."""
+        problem = self._file(value.segment, value.operand)
+        if problem is not None:
+            return {Segment(0, population): problem}
+        try:
+            present = [file is not None for file in self.container.entries(value).files]
+        except LarqlError as error:
+            return {Segment(0, population): _unreadable(error)}
+        here = [BankSegment(0, 0, first, end - first) for first, end in runs_of(present)]
+        found: dict[Segment, State] = {}
+        for segment in cut(registry_of(here, population, False), bounds):
+            gone = f"{value.segment} is of a shard without {segment.text}"
+            held = all(present[segment.first : segment.end])
+            found[segment] = Executable(value.fidelity) if held else Absent(Why.NOWHERE, gone, True)
         return found
 
     def region(
@@ -267,7 +289,7 @@ class Examiner:
 
     def _holds_banks(self, value: Representation) -> bool:
         try:
-            return self.container.index.holds_banks(value.segment)
+            return self.container.holds_bank(value)
         except UnsupportedRefusal:
             return False
 

@@ -56,7 +56,7 @@ def presence_of(container: Container) -> Presence:
     """
     whole, in_part = [], []
     for name, value in container.operands.items():
-        if not container.index.holds_banks(value.segment):
+        if not container.holds_bank(value):
             whole.append(name)
             continue
         present = [file is not None for file in container.entries(value).files]

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from larql.errors import BindingDefect, ContainerError, ResidencyRefusal, UsageError
 from larql.format.closure import operand_contracts
@@ -77,6 +77,8 @@ class Selection:
     omits, remote : tuple of Selector
     chosen : frozenset of str
         Operands for which a profile, and not their order in the index, decided.
+    absent : mapping
+        Operand to what is known of why it is not here, and what to do.
     """
 
     profile: str | None
@@ -86,6 +88,7 @@ class Selection:
     omits: tuple[Selector, ...]
     remote: tuple[Selector, ...]
     chosen: frozenset[str] = frozenset()
+    absent: Mapping[str, str] = field(default_factory=dict)
 
     def omitted(self, operand: str) -> bool:
         """Return whether all of an operand is left out."""
@@ -140,9 +143,8 @@ class Selection:
                 f"container that has it"
             )
         if found is None:
-            raise BindingDefect(
-                f"{where}: operand {operand} is not in the container; extract it again"
-            )
+            why = self.absent.get(operand, "extract it again")
+            raise BindingDefect(f"{where}: operand {operand} is not in the container; {why}")
         return found
 
 

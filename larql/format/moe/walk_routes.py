@@ -7,7 +7,8 @@ import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from larql.errors import UsageError
+from larql.errors import RefusalKind, UsageError
+from larql.format.generation import Generation
 from larql.format.graph import Component, DenseFfn, RoutedFfn
 from larql.format.moe.authority import PARTIAL, WHOLE, achievable, fold
 from larql.format.moe.bank_routes import (
@@ -19,7 +20,7 @@ from larql.format.moe.bank_routes import (
 )
 from larql.format.moe.decode_routes import bank_files, contradictions, storage_of
 from larql.format.moe.examine import Examiner
-from larql.format.moe.findings import Diagnosis, Operation, diagnose
+from larql.format.moe.findings import Cause, Diagnosis, Operation, diagnose
 from larql.format.moe.manifest import Manifest
 from larql.format.moe.states import Absent, Executable, Why, state_name
 from larql.format.moe.traversal import Tier
@@ -29,6 +30,15 @@ from larql.format.operations.linear import Linear
 __all__ = ["searched_rows", "walk"]
 
 Region = tuple[str, str]
+_NO_FEATURES = Diagnosis(
+    Cause.NO_ROUTE,
+    "gate vectors",
+    "",
+    "no layer has dense features, and experts are not searched in this generation",
+    RefusalKind.UNSUPPORTED,
+    "search a VINDEX3 container of the model",
+    defect=False,
+)
 _OUTSIDE = Absent(Why.OUTSIDE, "its layer was not asked for")
 
 
@@ -81,7 +91,11 @@ def walk(
     UsageError
         If no layer of that range has a bank.
     """
-    if component is not None:
+    if examiner.container.generation is Generation.VINDEX2:
+        every = list(_feature_targets(examiner))
+        if not every:
+            broken = (*broken, _NO_FEATURES)
+    elif component is not None:
         every = list(_targets(examiner, component, manifest, partial))
     elif manifest is not None:
         every = list(_manifest_targets(examiner, manifest, partial))
@@ -161,6 +175,20 @@ def _targets(
                     yield _dense(examiner, f"{at}/shared", mixer.shared.ffn, layer.index)
                 for number, ffn in enumerate(mixer.weighted or ()):
                     yield _dense(examiner, f"{at}/shared.{number}", ffn, layer.index)
+
+
+def _feature_targets(examiner: Examiner) -> Iterator[_Target]:
+    """Yield what is searched of a VINDEX2 directory: the dense features of each layer."""
+    from larql.format.vindex2.container import Vindex2
+    from larql.format.vindex2.features import feature_banks, feature_state
+
+    assert isinstance(examiner.container, Vindex2)
+    for bank in feature_banks(examiner.container):
+        state = feature_state(examiner.container, examiner.selection, bank)
+        if isinstance(state, Executable):
+            yield _Target(bank.name, bank.layer, ((bank.operand, state.fidelity),), ())
+        else:
+            yield _Target(bank.name, bank.layer, (), (diagnose(bank.operand, state),))
 
 
 def _of_bank(report: BankReport, layer: int, more: Sequence[Diagnosis] = ()) -> _Target:

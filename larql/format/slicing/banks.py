@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
-import os
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
 from pathlib import Path
 
 from larql.errors import ContainerError, UnsupportedRefusal
 from larql.format.lyrw.codes import BankKind, Layout
 from larql.format.lyrw.tables import Bank, BankSegment, Tables, entry_table_bytes
-from larql.format.lyrw.v2 import ALIGNMENT, BankFile, Extent
+from larql.format.lyrw.v2 import ALIGNMENT, BankFile
 from larql.format.lyrw.v2_writer import planned_regions, write_banks
 from larql.format.progress import Progress
-from larql.format.untrusted import open_regular
+from larql.format.untrusted import chunks_at, open_regular
 
 __all__ = ["cut_tables", "file_size", "write_cut"]
-
-_CHUNK = 8 << 20
 
 
 def cut_tables(
@@ -126,15 +123,7 @@ def write_cut(path: Path, file: BankFile, tables: Tables, progress: Progress) ->
     ):
         for bank, entry, schema in planned_regions(tables):
             extent = file.extent(bank.bank_id, entry, schema)
-            writer.region(bank.bank_id, entry, schema, _pieces(descriptor, extent))
+            where = f"{extent.path}: entry {entry}"
+            data = chunks_at(descriptor, extent.offset, extent.length, where, ContainerError)
+            writer.region(bank.bank_id, entry, schema, data)
             progress.advance(extent.length)
-
-
-def _pieces(descriptor: int, extent: Extent) -> Iterator[bytes]:
-    position, end = extent.offset, extent.offset + extent.length
-    while position < end:
-        chunk = os.pread(descriptor, min(_CHUNK, end - position), position)
-        if not chunk:
-            raise ContainerError(f"{extent.path}: ends at byte {position}, inside of a region")
-        position += len(chunk)
-        yield chunk

@@ -1,84 +1,20 @@
-"""What a slice is asked for: parts, the presets that name several, and what each part holds.
+"""What each part of a model holds of its graph.
 
-A part is a set of roles in the graph, or of text files. Parts overlap: the rows that a walk
+A part is a set of roles, or of text files. Parts overlap: the rows that a walk
 searches are ``gate``, and the same rows belong to the feed-forward network they are taken from.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from enum import StrEnum
-from types import MappingProxyType
 
 from larql.format.graph import Block, Component, DenseFfn, RoutedFfn
 from larql.format.moe.walk_routes import searched_rows
 from larql.format.operations.contract import OperandContract
-from larql.format.tokenizer.files import COMPANIONS, LICENCE_FILES, TOKENIZER
+from larql.format.slicing.presets import Part
 
-__all__ = ["EVERYTHING", "PRESETS", "Part", "Use", "file_part", "operand_uses"]
-
-
-class Part(StrEnum):
-    """What can be asked for by name."""
-
-    EMBED = "embed"
-    NORMS = "norms"
-    ATTN = "attn"
-    GATE = "gate"
-    FFN = "ffn"
-    ROUTER = "router"
-    EXPERT_LAYERS = "expert_layers"
-    HEAD = "head"
-    DOWN_META = "down_meta"
-    TOKENIZER = "tokenizer"
-    MANIFEST = "manifest"
-    LABELS = "labels"
-    README = "readme"
-    OTHER = "other"
-
-
-EVERYTHING = frozenset(Part)
-
-PRESETS: Mapping[str, frozenset[Part]] = MappingProxyType(
-    {
-        "client": frozenset(
-            {Part.EMBED, Part.NORMS, Part.ATTN, Part.TOKENIZER, Part.MANIFEST, Part.LABELS}
-        ),
-        "attn": frozenset({Part.NORMS, Part.ATTN, Part.MANIFEST, Part.LABELS}),
-        "embed": frozenset({Part.EMBED, Part.TOKENIZER, Part.LABELS}),
-        "server": frozenset(
-            {
-                Part.EMBED,
-                Part.NORMS,
-                Part.GATE,
-                Part.DOWN_META,
-                Part.FFN,
-                Part.TOKENIZER,
-                Part.MANIFEST,
-                Part.LABELS,
-            }
-        ),
-        "browse": frozenset(
-            {Part.EMBED, Part.GATE, Part.DOWN_META, Part.TOKENIZER, Part.LABELS, Part.README}
-        ),
-        "router": frozenset({Part.ROUTER, Part.TOKENIZER, Part.MANIFEST, Part.LABELS, Part.README}),
-        "expert-server": frozenset(
-            {
-                Part.EMBED,
-                Part.NORMS,
-                Part.FFN,
-                Part.EXPERT_LAYERS,
-                Part.TOKENIZER,
-                Part.MANIFEST,
-            }
-        ),
-        "all": EVERYTHING,
-    }
-)
-"""The presets by name, each with its parts."""
-
-_LABEL_FILES = ("feature_labels.json", "relation_clusters.json")
+__all__ = ["Use", "operand_uses"]
 
 
 @dataclass(frozen=True)
@@ -176,19 +112,3 @@ def _named_parts(mixer: RoutedFfn, layer: int) -> Iterator[Use]:
 def _uses(contracts: Iterable[OperandContract], part: Part) -> Iterator[Use]:
     for contract in contracts:
         yield Use(contract.name, contract.layer, part)
-
-
-def file_part(name: str) -> Part | None:
-    """Return the part that a file outside of segments, graph and manifest belongs to.
-
-    None: every slice carries it, as licence texts are.
-    """
-    if name in LICENCE_FILES:
-        return None
-    if name == TOKENIZER or name in COMPANIONS:
-        return Part.TOKENIZER
-    if name == "down_meta.bin":
-        return Part.DOWN_META
-    if name in _LABEL_FILES:
-        return Part.LABELS
-    return Part.README if name == "README.md" else Part.OTHER

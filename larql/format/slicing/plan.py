@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from larql.errors import UsageError
@@ -17,10 +17,22 @@ from larql.format.moe.from_graph import bank_files_of, manifest_of
 from larql.format.moe.manifest import Manifest
 from larql.format.moe.profiles import select
 from larql.format.slicing.banks import cut_tables
-from larql.format.slicing.parts import EVERYTHING, PRESETS, Part, Use, file_part, operand_uses
+from larql.format.slicing.parts import Use, operand_uses
+from larql.format.slicing.presets import EVERYTHING, PRESETS, Part, file_part
 from larql.format.tokenizer.files import SOURCE_CONFIG
 
-__all__ = ["BankCut", "Request", "SlicePlan", "plan_slice", "request"]
+__all__ = [
+    "BankCut",
+    "Request",
+    "SlicePlan",
+    "check_named",
+    "check_range",
+    "left_out",
+    "plan_slice",
+    "request",
+    "shallower",
+    "texts_of",
+]
 
 _NAMED_IN_VAIN = frozenset({Part.ROUTER, Part.EXPERT_LAYERS})
 """Parts of which a container that has none cannot have been meant."""
@@ -137,11 +149,11 @@ def plan_slice(container: Container, wanted: Request) -> SlicePlan:
     """
     for name in container.index.profiles:
         select(container.index, name, str(container.path))
-    graph, notes = _shallower(container, wanted.draft_depth)
+    graph, notes = shallower(container, wanted.draft_depth)
     main = graph.components[0]
-    _check_range("--layers", wanted.layers, len(main.layers), "layers")
+    check_range("--layers", wanted.layers, len(main.layers), "layers")
     uses = [use for component in graph.components for use in operand_uses(component)]
-    _check_named(container, wanted, uses)
+    check_named(container, wanted, {use.part for use in uses})
     kept = _kept(wanted, uses)
     found = {k: v for k, v in container.index.representations.items() if v.operand in kept}
     made, held = _cut_banks(container, found, wanted.experts)
@@ -158,18 +170,23 @@ def plan_slice(container: Container, wanted: Request) -> SlicePlan:
         graph=graph,
         manifest=_manifest(container, main, stored, held),
         representations=stored,
-        linked=(*linked, *_texts(container, wanted)),
+        linked=(*linked, *texts_of(container, wanted)),
         segments=segments,
         banks=made,
-        remote=tuple(_remote(dict.fromkeys(use.operand for use in uses), operands)),
+        remote=tuple(left_out(dict.fromkeys(use.operand for use in uses), operands)),
         notes=notes,
     )
 
 
-def _shallower(container: Container, depth: int | None) -> tuple[Graph, tuple[str, ...]]:
+def shallower(container: Container, depth: int | None) -> tuple[Graph, tuple[str, ...]]:
     """Return the graph cut after some layers; what drafts for the whole model goes with the rest.
 
     What is cut at full depth is the whole model, and stays so.
+
+    Raises
+    ------
+    UsageError
+        If there are not so many layers.
     """
     graph = container.graph
     main = graph.components[0]
@@ -186,7 +203,14 @@ def _shallower(container: Container, depth: int | None) -> tuple[Graph, tuple[st
     return Graph((cut,)), tuple(notes)
 
 
-def _check_range(option: str, found: tuple[int, int] | None, count: int, what: str) -> None:
+def check_range(option: str, found: tuple[int, int] | None, count: int, what: str) -> None:
+    """Refuse a half-open range that does not lie in ``0:count``.
+
+    Raises
+    ------
+    UsageError
+        If it does not.
+    """
     if found is not None and not 0 <= found[0] < found[1] <= count:
         raise UsageError(
             f"{option} {found[0]}:{found[1]}: there are {count} {what}; expected a range in "
@@ -194,9 +218,15 @@ def _check_range(option: str, found: tuple[int, int] | None, count: int, what: s
         )
 
 
-def _check_named(container: Container, wanted: Request, uses: Iterable[Use]) -> None:
-    present = {use.part for use in uses}
-    for part in sorted(wanted.named & _NAMED_IN_VAIN - present):
+def check_named(container: Container, wanted: Request, present: Collection[Part]) -> None:
+    """Refuse parts that were named and that a model without experts has not.
+
+    Raises
+    ------
+    UsageError
+        If one of them is not among those that are present.
+    """
+    for part in sorted(wanted.named & _NAMED_IN_VAIN - set(present)):
         raise UsageError(
             f"{container.path}: there is no {part.value} in it, because no layer routes to "
             f"experts; ask for other parts"
@@ -239,7 +269,7 @@ def _cut_banks(
             file = container.bank_file(name)
             found = [find_schema(file, value) for value in values]
             for bank, _schema in found:
-                _check_range("--experts", experts, bank.num_entries, "experts")
+                check_range("--experts", experts, bank.num_entries, "experts")
             wanted = {(bank.bank_id, schema.schema_index) for bank, schema in found}
             tables = cut_tables(file, wanted, experts)
             if tables is None:
@@ -279,7 +309,8 @@ def _files(
     return linked, written
 
 
-def _texts(container: Container, wanted: Request) -> Iterator[str]:
+def texts_of(container: Container, wanted: Request) -> Iterator[str]:
+    """Yield the names of the text files that a slice carries."""
     for name in container.text_files():
         part = file_part(name)
         if part is not None and part not in wanted.parts:
@@ -311,7 +342,7 @@ def _manifest(
     return dataclasses.replace(manifest, storages=tuple(storages))
 
 
-def _remote(uses: Iterable[str], stored: frozenset[str]) -> Iterator[str]:
+def left_out(uses: Iterable[str], stored: frozenset[str]) -> Iterator[str]:
     """Yield what is left out: an object where all of it is, else its operands."""
     objects: dict[str, list[str]] = {}
     for operand in uses:

@@ -1,26 +1,17 @@
-"""Writing a slice: whole files shared, partial ones cut, an index that says what is elsewhere."""
+"""Writing a slice of a VINDEX3 container: parts of files, and an index that says what is not."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Literal, cast
+from typing import cast
 
-from larql.format.atomic import check_output, write_directory
 from larql.format.banks import BANK_SCHEMA
-from larql.format.container import Container, is_container
-from larql.format.digest import remember_sha256
+from larql.format.container import Container
 from larql.format.generation import Generation, written_schema
 from larql.format.graph_json import graph_to_json
-from larql.format.index import (
-    INDEX_NAME,
-    FileEntry,
-    Index,
-    Representation,
-    dump_json,
-    index_to_json,
-)
+from larql.format.index import FileEntry, Index, Representation, dump_json, index_to_json
 from larql.format.moe.manifest_json import manifest_to_json
 from larql.format.progress import Progress
 from larql.format.safetensors_header import contiguous_entries, serialize_header
@@ -32,53 +23,12 @@ from larql.format.segment import (
     write_stream,
 )
 from larql.format.slicing.banks import file_size, write_cut
+from larql.format.slicing.made import Made, Planned, write_cut_directory
 from larql.format.slicing.plan import SlicePlan
 from larql.format.slicing.profiles import sliced_profiles, sliced_variants
-from larql.format.slicing.share import share_file
-from larql.format.source.extract import GRAPH_NAME, MANIFEST_NAME, check_beside, precision_map
+from larql.format.source.extract import GRAPH_NAME, MANIFEST_NAME, precision_map
 
-__all__ = ["Made", "Planned", "check_slice_output", "planned_files", "write_slice"]
-
-
-@dataclass(frozen=True)
-class Planned:
-    """One file of a slice.
-
-    Attributes
-    ----------
-    name : str
-    size : int
-        Bytes.
-    how : {"whole", "cut", "written"}
-        The container's own file, a part of one, or a document that is written anew.
-    """
-
-    name: str
-    size: int
-    how: Literal["whole", "cut", "written"]
-
-
-@dataclass(frozen=True)
-class Made:
-    """What was written.
-
-    Attributes
-    ----------
-    path : Path
-    fingerprint : str
-    nbytes : int
-        Size of all its files.
-    stored : int
-        Bytes that the file system had to store for it.
-    shared : mapping
-        How many files were cloned, linked or copied.
-    """
-
-    path: Path
-    fingerprint: str
-    nbytes: int
-    stored: int
-    shared: Mapping[str, int]
+__all__ = ["planned_files", "write_slice"]
 
 
 def _documents(container: Container, plan: SlicePlan) -> dict[str, bytes]:
@@ -108,24 +58,10 @@ def planned_files(container: Container, plan: SlicePlan) -> tuple[Planned, ...]:
     return tuple(sorted(found, key=lambda file: file.name))
 
 
-def check_slice_output(container: Container, output: Path, *, force: bool) -> None:
-    """Refuse an output before any work is done.
-
-    Raises
-    ------
-    OutputError
-        If it is the container, holds it, lies in it, or exists and must not be replaced.
-    """
-    check_beside(output, container.path)
-    check_output(output, force=force, replaceable=is_container)
-
-
 def write_slice(
     container: Container, plan: SlicePlan, output: Path, *, force: bool, progress: Progress
 ) -> Made:
-    """Write a slice.
-
-    Every file that is taken from is hashed before, unless it is known to be as it was.
+    """Write a slice of a VINDEX3 container.
 
     Parameters
     ----------
@@ -147,38 +83,23 @@ def write_slice(
     OutputError
         If the output exists or cannot be written. No partial directory is left behind.
     """
-    check_slice_output(container, output, force=force)
-    sizes = {file.name: file.size for file in planned_files(container, plan)}
-    progress.start("slice", sum(sizes.values()))
-    shared = {"cloned": 0, "linked": 0, "copied": 0}
-    with write_directory(output, force=force, replaceable=is_container) as directory:
-        for name in (*plan.linked, *plan.segments, *plan.banks, *_documents(container, plan)):
-            (directory / name).parent.mkdir(parents=True, exist_ok=True)
-        files: dict[str, FileEntry] = {}
-        stored = 0
-        for name in plan.linked:
-            entry = container.index.files[name]
-            container.check_bytes(name)
-            how = share_file(container.path / name, directory / name, entry)
-            # A link changes the times of the file, by which its hash is remembered.
-            remember_sha256(container.path / name, entry.sha256)
-            shared[how] += 1
-            stored += entry.size if how == "copied" else 0
-            files[name] = entry
-            progress.advance(entry.size)
-        files.update(_write_anew(directory, container, plan, progress))
-        stored += sum(files[name].size for name in files if name not in plan.linked)
-        document = dump_json(index_to_json(_index(container, plan, files)))
-        own = write_stream(directory / INDEX_NAME, [document])
-    progress.finish()
-    for name, entry in files.items():
-        remember_sha256(output / name, entry.sha256)
-    nbytes = own.size + sum(entry.size for entry in files.values())
-    return Made(output, own.sha256, nbytes, stored + own.size, shared)
+
+    def index(files: Mapping[str, FileEntry]) -> bytes:
+        return dump_json(index_to_json(_index(container, plan, files)))
+
+    return write_cut_directory(
+        container,
+        output,
+        planned_files(container, plan),
+        partial(_write_anew, container, plan, progress),
+        index,
+        force=force,
+        progress=progress,
+    )
 
 
 def _write_anew(
-    directory: Path, container: Container, plan: SlicePlan, progress: Progress
+    container: Container, plan: SlicePlan, progress: Progress, directory: Path
 ) -> Iterator[tuple[str, FileEntry]]:
     for name, values in plan.segments.items():
         container.check_bytes(name)

@@ -39,7 +39,13 @@ from larql.format.source.extract_banks import (
     write_layer_banks,
 )
 from larql.format.source.pieces import BankBinding
-from larql.format.source.recode import Recoding, choose_recoding, source_chunks, stored_chunks
+from larql.format.source.recode import (
+    Recoding,
+    choose_recoding,
+    fallback_notes,
+    source_chunks,
+    stored_chunks,
+)
 from larql.format.tokenizer import (
     TokenizerFile,
     companion_files,
@@ -54,11 +60,13 @@ __all__ = [
     "Extraction",
     "check_apart",
     "check_beside",
+    "check_place",
     "extract",
     "graph_document",
     "manifest_document",
     "planned_representations",
     "precision_map",
+    "source_document",
     "text_document",
     "text_files",
 ]
@@ -162,9 +170,7 @@ def extract(
     OutputError
         If the output exists or cannot be written. No partial directory is left behind.
     """
-    inputs = [*checkpoint.weight_files, *checkpoint.side_files.values()]
-    check_apart(output, [checkpoint.root, *inputs])
-    check_output(output, force=force, replaceable=is_container)
+    check_place(checkpoint, output, force=force)
     compiled = compile_checkpoint(checkpoint)
     recodings = {b.operand: choose_recoding(b, quant) for b in compiled.bindings}
     recodings.update((b.operand, bank_recoding(b, quant)) for b in compiled.banks)
@@ -186,6 +192,19 @@ def extract(
         notes=index.notes,
         left=compiled.left,
     )
+
+
+def check_place(checkpoint: Checkpoint, output: Path, *, force: bool) -> None:
+    """Refuse a place for a container that cannot be written, or that holds the checkpoint.
+
+    Raises
+    ------
+    OutputError
+        Saying why.
+    """
+    inputs = [*checkpoint.weight_files, *checkpoint.side_files.values()]
+    check_apart(output, [checkpoint.root, *inputs])
+    check_output(output, force=force, replaceable=is_container)
 
 
 def planned_representations(compiled: Compiled, quant: str | None) -> dict[str, Representation]:
@@ -296,7 +315,9 @@ def _write(
     if manifest is not None:
         files[MANIFEST_NAME] = write_stream(directory / MANIFEST_NAME, [manifest])
     notes = [*compiled.notes, *_write_text(directory, checkpoint, files)]
-    notes += _fallback_notes(representations)
+    notes += fallback_notes(
+        (value.requested, value.encoding.name) for value in representations.values()
+    )
     component = compiled.graph.components[0]
     return Index(
         schema=written_schema(Generation.VINDEX3),
@@ -307,7 +328,7 @@ def _write(
         components=tuple(c.id for c in compiled.graph.components),
         system_graph=GRAPH_NAME,
         moe_manifest=None if manifest is None else MANIFEST_NAME,
-        source=_source_document(checkpoint, compiled),
+        source=source_document(checkpoint, compiled),
         text=text_document(compiled),
         objects=objects,
         representations=representations,
@@ -366,19 +387,6 @@ def text_files(checkpoint: Checkpoint) -> tuple[Mapping[str, TokenizerFile], str
         return {**companion_files(checkpoint), **beside}, problem
 
 
-def _fallback_notes(representations: Mapping[str, Representation]) -> Iterator[str]:
-    counts: dict[tuple[str, str], int] = {}
-    for value in representations.values():
-        if value.requested is not None:
-            key = (value.requested, value.encoding.name)
-            counts[key] = counts.get(key, 0) + 1
-    for (requested, stored), count in sorted(counts.items()):
-        yield (
-            f"{count} tensors are {stored} instead of {requested}, whose block does not divide "
-            f"their rows"
-        )
-
-
 def precision_map(representations: Mapping[str, Representation]) -> dict[str, object]:
     """Return how many logical elements are stored in each encoding, as the index states it."""
     elements: dict[str, int] = {}
@@ -387,7 +395,8 @@ def precision_map(representations: Mapping[str, Representation]) -> dict[str, ob
     return {name: elements[name] for name in sorted(elements)}
 
 
-def _source_document(checkpoint: Checkpoint, compiled: Compiled) -> dict[str, object]:
+def source_document(checkpoint: Checkpoint, compiled: Compiled) -> dict[str, object]:
+    """Return what the index says of the checkpoint: format, files, licence, what was left."""
     document: dict[str, object] = {
         "format": checkpoint.format,
         "weights": [

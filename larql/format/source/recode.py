@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
@@ -15,6 +16,7 @@ __all__ = [
     "Recoding",
     "choose_encoding",
     "choose_recoding",
+    "fallback_notes",
     "recoded",
     "source_chunks",
     "stored_chunks",
@@ -98,6 +100,22 @@ def choose_encoding(source: Encoding, columns: int, quant: str | None) -> Recodi
             requested = None if name == quant else quant
             return Recoding(chosen, verbatim=chosen == source, requested=requested)
     return Recoding(source, verbatim=True, requested=quant)
+
+
+def fallback_notes(found: Iterable[tuple[str | None, str]]) -> Iterator[str]:
+    """Yield what a user should know of tensors that are not stored as was asked for.
+
+    Parameters
+    ----------
+    found : iterable of (str or None, str)
+        Of each tensor what was asked for, where another encoding had to be taken, and that one.
+    """
+    counts = Counter((wanted, stored) for wanted, stored in found if wanted is not None)
+    for (requested, stored), count in sorted(counts.items()):
+        yield (
+            f"{count} tensors are {stored} instead of {requested}, whose block does not divide "
+            f"their rows"
+        )
 
 
 def source_chunks(checkpoint: Checkpoint, binding: Binding, size: int = 8 << 20) -> Iterator[bytes]:

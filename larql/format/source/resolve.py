@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from larql import __version__
 from larql.errors import LarqlError, PlatformError
 from larql.format.cache import cache_dir, locked, remove
-from larql.format.container import Container, is_container
+from larql.format.container import Container, is_container, open_container
 from larql.format.digest import sha256_of
 from larql.format.progress import Progress
 from larql.format.source.locate import locate
@@ -59,7 +59,7 @@ def resolve(name: str, progress: Progress) -> Resolved:
     """
     located = locate(name, progress=progress)
     if located.kind == "container":
-        return Resolved(Container(located.path), located.notes)
+        return Resolved(open_container(located.path), located.notes)
     try:
         directory = cache_dir("containers")
     except PlatformError as error:
@@ -73,15 +73,15 @@ def resolve(name: str, progress: Progress) -> Resolved:
         stem = re.sub(r"[^A-Za-z0-9._-]+", "-", located.path.stem).strip(".-") or "model"
         target = directory / f"{stem[:60]}-{_key(checkpoint, progress)[:16]}.vindex3"
         if _is_whole(target):
-            return Resolved(Container(target), located.notes)
+            return Resolved(open_container(target), located.notes)
         with locked(target.with_name(f".{target.name}.lock")):
             if _is_whole(target):
-                return Resolved(Container(target), located.notes)
+                return Resolved(open_container(target), located.notes)
             if target.exists():
                 remove(target.name, "containers")
             made = extract(checkpoint, target, quant=None, force=False, progress=progress)
     return Resolved(
-        Container(target),
+        open_container(target),
         (*located.notes, f"extracted {name} once into {target}", *made.notes),
     )
 
@@ -110,7 +110,7 @@ def _is_whole(path: Path) -> bool:
     if not is_container(path):
         return False
     try:
-        files = Container(path).index.files
+        files = open_container(path).index.files
         return all((path / name).stat().st_size == entry.size for name, entry in files.items())
     except (LarqlError, OSError):
         return False

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from larql.errors import UsageError
-from larql.format.container import Container
+from larql.format.container import Container, open_container
 from larql.format.source.locate import locate
 from larql.runtime.backends.registry import make_backend
 from larql.runtime.container_text import tokenizer_of
@@ -126,7 +126,7 @@ def other_model(
         )
     ours = target.backend
     backend = make_backend(ours.name, ours.threads, ours.activations, ours.kv)
-    container = Container(located.path)
+    container = open_container(located.path)
     plan = make_plan(container, "target", Full())
     expected, found = target.plan.component.vocab_size, plan.component.vocab_size
     if found != expected:

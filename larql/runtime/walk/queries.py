@@ -10,9 +10,11 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 import numpy.typing as npt
 
-from larql.errors import UsageError
+from larql.errors import ResidencyRefusal, UsageError
 from larql.format.container import Container
 from larql.format.graph import Component, Norm
+from larql.format.vindex2.container import Vindex2
+from larql.format.vindex2.layout import EMBEDDINGS
 from larql.runtime.operands import OperandStore, StoredOperand
 from larql.runtime.plan import check_tokens
 from larql.runtime.run import RunOptions, open_run
@@ -29,6 +31,7 @@ __all__ = [
     "embedding_query",
     "read_vector",
     "residual_query",
+    "stored_embedding_query",
     "vector_for",
     "vector_query",
 ]
@@ -134,6 +137,33 @@ def embedding_query(
         consumed.append(embed.norm.weight)
     out = arithmetic.norm(embed.norm, out, np.empty)
     return Query("embedding", tuple(tokens), out[0], {}, tuple(consumed))
+
+
+def stored_embedding_query(directory: Vindex2, tokens: Sequence[int]) -> Query:
+    """Return the scaled embedding of the last token, of a directory that states no graph.
+
+    Raises
+    ------
+    UsageError
+        If a token is outside the vocabulary.
+    ResidencyRefusal
+        If the embedding is not here.
+    """
+    from larql.kernels.embedding import gather
+
+    details = directory.details
+    check_tokens(tokens, details.vocab_size)
+    if EMBEDDINGS not in directory.listed:
+        raise ResidencyRefusal(
+            f"{directory.path}: {EMBEDDINGS} is not here, of which a token's vector is a row; "
+            f"search with --vector"
+        )
+    rows = directory.embeddings()
+    out = np.empty((1, details.hidden_size), np.float32)
+    ids = np.array(tokens[-1:], np.int64)
+    count, width = rows.shape
+    gather(rows.data, rows.encoding.name, count, width, ids, details.embed_scale, out)
+    return Query("embedding", tuple(tokens), out[0], {}, ())
 
 
 class _Carriers:

@@ -25,6 +25,7 @@ from larql.format.moe.authority import Authority, fold
 from larql.format.moe.capability import sound_manifest, walk_of
 from larql.format.moe.findings import Diagnosis, Operation
 from larql.format.moe.profiles import Selection, select
+from larql.format.vindex2.container import Vindex2
 from larql.runtime.backends.registry import production_arithmetic
 from larql.runtime.operands import OperandStore, StoredOperand
 from larql.runtime.walk.answer import BankFeatures, Feature, Walk, WalkOptions
@@ -32,14 +33,17 @@ from larql.runtime.walk.queries import (
     Query,
     embedding_query,
     residual_query,
+    stored_embedding_query,
     vector_for,
     vector_query,
 )
+from larql.runtime.walk.records import recorded_tokens
 from larql.runtime.walk.search import Hit, best_features, best_tokens, columns_of
 from larql.runtime.walk.targets import (
     BankTarget,
     DenseTarget,
     Target,
+    feature_targets,
     graph_targets,
     manifest_targets,
     pieces_of,
@@ -104,7 +108,10 @@ def walk(
     banks = [_searched(arithmetic, store, target, query, options.top) for target in covered]
     between = time.perf_counter()
     notes: list[str] = list(found.notes)
-    if options.writes:
+    if options.writes and isinstance(container, Vindex2):
+        banks, more = recorded_tokens(container, banks, options.writes)
+        notes += more
+    elif options.writes:
         banks, more = _with_tokens(arithmetic, store, component, covered, banks, options.writes)
         notes += more
     ended = time.perf_counter()
@@ -129,6 +136,11 @@ def _selection(container: Container, profile: str | None) -> Selection:
 def _targets(
     container: Container, options: WalkOptions
 ) -> tuple[Component | None, tuple[Target, ...]]:
+    if isinstance(container, Vindex2):
+        component = None
+        if container.index.system_graph is not None:
+            component = container.component(options.component)
+        return component, tuple(feature_targets(container))
     if container.index.system_graph is None:
         manifest = sound_manifest(container)
         return None, tuple(manifest_targets(manifest)) if manifest is not None else ()
@@ -161,6 +173,8 @@ def _query(
 ) -> Query:
     if vector is not None:
         return vector_query(vector, container.index.hidden_size, str(container.path))
+    if component is None and isinstance(container, Vindex2) and not residuals:
+        return stored_embedding_query(container, tokens)
     if component is None:
         raise UsageError(
             f"{container.path}: has no system graph, so nothing says what a token's vector is; "
@@ -192,7 +206,7 @@ def _searched(
 
 
 def _feature(target: Target, hit: Hit) -> Feature:
-    expert = None if isinstance(target, DenseTarget) else hit.feature // target.width
+    expert = hit.feature // target.width if isinstance(target, BankTarget) else None
     return Feature(hit.feature, expert, hit.score)
 
 
@@ -259,6 +273,7 @@ def _written(
         down = _matrix(store, target.down, (hidden, target.width))
         return columns_of(arithmetic, down, [hit.feature for hit in hits], target.width)
     out = np.empty((len(hits), target.hidden), np.float32)
+    assert isinstance(target, BankTarget)
     assert target.down is not None
     shape = (target.entries, target.hidden, target.width)
     wanted = sorted({hit.feature // target.width for hit in hits})

@@ -14,18 +14,17 @@ import numpy as np
 import numpy.typing as npt
 
 from larql.errors import BindingDefect
+from larql.runtime.feature_tokens import survey_tokens
 from larql.runtime.operands import StoredOperand
 from larql.runtime.walk.targets import Piece
 
 if TYPE_CHECKING:
-    from larql.kernels.survey import Survey
     from larql.runtime.backends.production.arithmetic import Arithmetic
 
 __all__ = ["Hit", "best_features", "best_tokens", "columns_of"]
 
 Float32 = npt.NDArray[np.float32]
 _TOGETHER = 16  # matrices of one job
-_VOCABULARY_BLOCK = 8192
 _NONE = np.empty(0, np.int64)
 
 
@@ -35,12 +34,6 @@ class Hit:
 
     feature: int
     score: float
-
-
-def _no_marks(rows: int, top: int) -> Survey:
-    from larql.kernels.survey import Survey
-
-    return Survey.begin(_NONE, np.empty((rows, 0), np.float32), top)
 
 
 def best_features(
@@ -66,9 +59,9 @@ def best_features(
     UnsupportedRefusal
         If there is no kernel for an encoding.
     """
-    from larql.kernels.survey import survey
+    from larql.kernels.survey import Survey, survey
 
-    found = _no_marks(1, top)
+    found = Survey.begin(_NONE, np.empty((1, 0), np.float32), top)
     arithmetic.memory.restart()
     for begin in range(0, len(pieces), _TOGETHER):
         group = pieces[begin : begin + _TOGETHER]
@@ -130,16 +123,7 @@ def best_tokens(
     UnsupportedRefusal
         If there is no kernel for its encoding.
     """
-    from larql.kernels.survey import survey
-
-    arithmetic.check(head)
-    found = _no_marks(len(vectors), top)
-    x = arithmetic.inputs(np.ascontiguousarray(vectors))
-    for first in range(0, head.shape[0], _VOCABULARY_BLOCK):
-        block = head.rows_at(slice(first, first + _VOCABULARY_BLOCK))
-        (scores,) = arithmetic.products([block], x, np.empty)
-        survey(scores, first, found)
-    tokens, scores = found.top()
+    tokens, scores = survey_tokens(arithmetic, head, vectors, top).top()
     return [
         tuple((int(t), float(s)) for t, s in zip(*row, strict=True) if t >= 0)
         for row in zip(tokens, scores, strict=True)

@@ -11,13 +11,17 @@ from larql.format.graph import Component, DenseFfn, Norm, RoutedFfn
 from larql.format.lyrw.codes import Role, encoding_of, format_text, packing_of, role_text
 from larql.format.moe import manifest as m
 from larql.format.moe.walk_routes import searched_rows
+from larql.format.vindex2.container import Vindex2
+from larql.format.vindex2.features import feature_banks
 from larql.runtime.operands import OperandStore, StoredOperand
 
 __all__ = [
     "BankTarget",
     "DenseTarget",
+    "FeatureTarget",
     "Piece",
     "Target",
+    "feature_targets",
     "graph_targets",
     "manifest_targets",
     "pieces_of",
@@ -116,7 +120,39 @@ class BankTarget:
     latent_out: str | None = None
 
 
-Target = DenseTarget | BankTarget
+@dataclass(frozen=True)
+class FeatureTarget:
+    """The dense features of a layer of a VINDEX2 directory, which has them as rows of their own.
+
+    Attributes
+    ----------
+    name, layer, block, norms
+        As for :class:`DenseTarget`.
+    width, hidden : int
+        Features, and elements of a query.
+    """
+
+    name: str
+    layer: int
+    block: int
+    norms: tuple[Norm, ...]
+    width: int
+    hidden: int
+
+    @property
+    def entries(self) -> int:
+        """How many networks stand side by side."""
+        return 1
+
+
+Target = DenseTarget | BankTarget | FeatureTarget
+
+
+def feature_targets(directory: Vindex2) -> Iterator[FeatureTarget]:
+    """Yield the banks of a VINDEX2 directory, with a graph or without."""
+    hidden = directory.details.hidden_size
+    for bank in feature_banks(directory):
+        yield FeatureTarget(bank.name, bank.layer, bank.block, bank.norms, bank.width, hidden)
 
 
 def graph_targets(component: Component) -> Iterator[Target]:
@@ -203,6 +239,11 @@ def pieces_of(target: Target, store: OperandStore) -> tuple[Piece, ...]:
         If they are stored in a form that this build does not read.
     """
     container = store.container
+    if isinstance(target, FeatureTarget):
+        assert isinstance(container, Vindex2)
+        gate = container.gate(target.layer)
+        name = f"{target.name}: gate vectors"
+        return (Piece(0, StoredOperand(name, gate.encoding, gate.shape, gate.data)),)
     if isinstance(target, DenseTarget):
         found = store.fetch_alone(target.gate, (target.width, target.hidden))
         return (Piece(0, found),)

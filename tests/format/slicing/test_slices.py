@@ -19,8 +19,9 @@ from larql.format.moe.capability import capability_of
 from larql.format.progress import SilentProgress
 from larql.format.segment import hash_file
 from larql.format.slicing import share
-from larql.format.slicing.parts import PRESETS, Part, operand_uses
+from larql.format.slicing.parts import operand_uses
 from larql.format.slicing.plan import Request, plan_slice, request
+from larql.format.slicing.presets import PRESETS, Part
 from larql.format.slicing.write import Made, planned_files, write_slice
 from larql.format.source.checkpoint import open_checkpoint
 from larql.format.source.compiler import compile_checkpoint

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 
-from larql.format.container import Container
+from larql.format.container import open_container
 from larql.runtime.run import RunOptions, open_run
 from larql.runtime.sampling import greedy
 
@@ -19,7 +19,7 @@ class Larql:
 
     def __init__(self, container: Path, options: RunOptions, room: int) -> None:
         began = time.perf_counter()
-        run = open_run(Container(container), options)
+        run = open_run(open_container(container), options)
         self._session = run.session(room)
         self.load_seconds = time.perf_counter() - began
         said = run.provenance((), room)
