@@ -20,7 +20,6 @@ from larql.format.generation import (
     supported_text,
 )
 from larql.format.index import INDEX_NAME, index_from_json, load_json
-from larql.format.vindex2.index import index_from_json as vindex2_index
 
 __all__ = ["Artifact", "ListedFile", "artifact_of", "foreign_index"]
 
@@ -92,16 +91,21 @@ def artifact_of(directory: Path, where: str | None = None) -> Artifact:
     where = where or str(path)
     document = load_json(path)
     schema = parse_schema_version(document.get("version"), where)
-    fingerprint = hashlib.sha256(path.read_bytes()).hexdigest()
+    files: dict[str, ListedFile]
     if generation_of(schema) is Generation.VINDEX2:
-        older = vindex2_index(document, where)
-        if not older.checksums:
+        from larql.format.vindex2.index import index_from_json as older_index
+
+        older = older_index(document, where)
+        model = older.model
+        files = {name: ListedFile(sha256, None) for name, sha256 in older.checksums.items()}
+        if not files:
             raise ContainerError(
-                f"{where}: has no `checksums`, so nothing vouches for what is moved; extract the "
-                f"model again"
+                f"{where}: has no `checksums`, so nothing says which files belong to it; extract "
+                f"the checkpoint again"
             )
-        hashes = {name: ListedFile(sha256, None) for name, sha256 in older.checksums.items()}
-        return Artifact(schema, older.model, fingerprint, hashes)
-    index = index_from_json(document, where)
-    files = {name: ListedFile(entry.sha256, entry.size) for name, entry in index.files.items()}
-    return Artifact(schema, index.model, fingerprint, files)
+    else:
+        index = index_from_json(document, where)
+        model = index.model
+        files = {name: ListedFile(entry.sha256, entry.size) for name, entry in index.files.items()}
+    fingerprint = hashlib.sha256(path.read_bytes()).hexdigest()
+    return Artifact(schema, model, fingerprint, files)

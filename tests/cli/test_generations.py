@@ -51,7 +51,7 @@ def _read(text: str) -> Version:
 
 def _older(text: str, lacks: str) -> Version:
     """What is no VINDEX2 index but for its version is not read as VINDEX3 either."""
-    return Version(text, text, "other generation", f"`{lacks}` is missing", "")
+    return Version(text, text, "other generation", f"`{lacks}` is missing", "expected")
 
 
 def _unknown(text: str) -> Version:

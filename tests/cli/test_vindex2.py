@@ -101,6 +101,7 @@ def test_what_executes_gives_the_bits_of_the_other_generation(
         ("tokenize", "the"),
         ("perplexity", "{text}", "--window", "8", "--stride", "4"),
         ("vindex3 ops",),
+        ("publish", "owner/name", "--dry-run"),
         ("vindex3 parity", "--tokens", "1,2"),
         ("vindex3 ladder", "--tokens", "1,2"),
         ("vindex3 accept", "--tokens", "1,2", "--draft", "depth:1"),

@@ -14,11 +14,12 @@ from larql.errors import (
     GenerationError,
     LarqlError,
     OutputError,
+    ResidencyRefusal,
     UnsupportedRefusal,
 )
 from larql.format.encoding import ENCODINGS
 from larql.format.lyrw.v1 import LayerShape, LayerWeights, layer_file_name
-from larql.format.lyrw.v1_writer import write_layer
+from larql.format.lyrw.v1_writer import shard_of, write_layer
 from tests.builders.lyrw import v1_file
 
 GOLDEN = bytes.fromhex(
@@ -310,3 +311,21 @@ def test_shapes_are_values() -> None:
     shape = LayerShape(4, 1, 256, 512)
     assert shape.part_bytes() == (2 * 256 * 288, 512 * 144)
     assert dataclasses.replace(shape, quant_format=9).part_bytes() is None
+
+
+def test_a_shard_keeps_the_population_and_says_what_it_has(tmp_path: Path) -> None:
+    path = tmp_path / "x"
+    row = (120, 16, 136, 8)
+    path.write_bytes(v1_file(0, 1, 2, [(0, 0, 0, 0), row, (0, 0, 0, 0)], GOLDEN[88:112]))
+    file = LayerWeights(path)
+    assert (file.shape.num_entries, file.present) == (3, 1)
+    assert [file.holds(entry) for entry in range(3)] == [False, True, False]
+    assert file.gate(1).view("<f4").tolist() == [[1, 2]]
+    with pytest.raises(ResidencyRefusal, match="entry 2 is not in this file"):
+        file.down(2)
+    head, ranges = shard_of(file, 1, 2)
+    whole = path.read_bytes()
+    assert head + b"".join(whole[at : at + n] for at, n in ranges) == whole
+    path.write_bytes(v1_file(0, 1, 2, [(0, 0, 0, 0)] * 3, b""))
+    with pytest.raises(ContainerError, match="the table has none of its 3 entries"):
+        LayerWeights(path)
