@@ -32,6 +32,7 @@ from larql.cli.options import (
     TokensFile,
 )
 from larql.cli.output import output_of
+from larql.cli.run_options import run_options
 from larql.errors import CheckFailed, UsageError
 
 if TYPE_CHECKING:
@@ -90,23 +91,12 @@ def command(
     if threshold is not None and not 0 < threshold < float("inf"):
         raise UsageError(f"--threshold {threshold}: expected a number above 0")
     from larql.runtime.draft.choice import check_drafter
-    from larql.runtime.run import RunOptions
 
     check_drafter(draft)
     container = open_model(model, output)
     source = TextSource(tokens, tokens_file, prompt, prompt_file)
     entries = read_entries(container, "target", source, prompts, add_bos=not no_bos)
-    options = RunOptions(
-        "target",
-        backend.value,
-        None,
-        threads,
-        chunk,
-        activations.value,
-        kv.value,
-        prefault,
-        profile,
-    )
+    options = run_options(backend, activations, kv, threads, chunk, profile, prefault=prefault)
     run = start_run(container, options, output)
     from larql.runtime.draft.acceptance import expected_speedup, observe_acceptance, places
     from larql.runtime.draft.drafter import Tally

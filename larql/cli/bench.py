@@ -12,6 +12,7 @@ from larql.cli.models import open_model
 from larql.cli.options import (
     ActivationKind,
     Activations,
+    Backend,
     Kv,
     KvKind,
     Model,
@@ -20,6 +21,7 @@ from larql.cli.options import (
     Threads,
 )
 from larql.cli.output import output_of
+from larql.cli.run_options import run_options
 from larql.errors import TokenizerError, UsageError
 
 if TYPE_CHECKING:
@@ -127,11 +129,9 @@ def command(
         prefill=prefill,
         context=context,
         repeats=repeats,
-        activations=activations.value,
-        kv=kv.value,
-        threads=threads,
-        prefault=prefault,
-        profile=profile,
+        run=run_options(
+            Backend.PRODUCTION, activations, kv, threads, None, profile, prefault=prefault
+        ),
     )
     with render.progress(output) as progress:
         found = bench(container, options, progress)

@@ -24,6 +24,7 @@ from larql.cli.options import (
     Threads,
 )
 from larql.cli.output import output_of
+from larql.cli.run_options import run_options
 
 if TYPE_CHECKING:
     from larql.runtime.draft.costs import StepCost
@@ -67,21 +68,10 @@ def command(
     """
     output = output_of(ctx)
     from larql.runtime.draft.choice import check_drafter
-    from larql.runtime.run import RunOptions
 
     check_drafter(draft)
     container = open_model(model, output)
-    options = RunOptions(
-        "target",
-        backend.value,
-        None,
-        threads,
-        chunk,
-        activations.value,
-        kv.value,
-        prefault,
-        profile,
-    )
+    options = run_options(backend, activations, kv, threads, chunk, profile, prefault=prefault)
     run = start_run(container, options, output)
     from larql.runtime.draft.probe import probe
 

@@ -51,6 +51,7 @@ from larql.cli.options import (
     TopK,
 )
 from larql.cli.output import Output, output_of
+from larql.cli.run_options import run_options
 from larql.cli.speculated import check_speculate, speculation_of, tell_speculation
 from larql.errors import UsageError
 from larql.provenance import sidecar_path
@@ -181,21 +182,10 @@ def command(
     given = read_input(container, source, add_bos=not no_bos)
     check_tokens(given.ids, plan.component.embed.vocab, given.option)
     room = room_for(plan.component, len(given.ids), generate, context, output)
-    from larql.runtime.run import RunOptions
-
-    options = RunOptions(
-        component,
-        backend.value,
-        draft_depth,
-        threads,
-        chunk,
-        activations.value,
-        kv.value,
-        prefault,
-        profile,
-        expert_access(shard, experts, route),
-        refusals is RefusalPolicy.BEST_EFFORT,
-    )
+    options = run_options(
+        backend, activations, kv, threads, chunk, profile, prefault=prefault, component=component,
+        draft_depth=draft_depth, experts=expert_access(shard, experts, route), refusals=refusals,
+    )  # fmt: skip
     if drafts:
         run_draft(container, options, given, logit_dump, top_k, room, output)
         return

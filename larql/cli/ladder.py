@@ -34,6 +34,7 @@ from larql.cli.options import (
     half_open_range,
 )
 from larql.cli.output import Output, output_of
+from larql.cli.run_options import run_options
 from larql.errors import UsageError
 
 if TYPE_CHECKING:
@@ -121,7 +122,6 @@ def command(
     from larql.runtime.draft.bank import RefusedEntry
     from larql.runtime.draft.ladder import check_depths
     from larql.runtime.plan import make_plan
-    from larql.runtime.run import RunOptions
     from larql.runtime.slices import Full
 
     good: list[Entry] = []
@@ -132,17 +132,7 @@ def command(
     layers = len(make_plan(container, "target", Full()).layers)
     wanted = _depths(depths, layers)
     check_depths(wanted, layers)
-    options = RunOptions(
-        "target",
-        backend.value,
-        None,
-        threads,
-        chunk,
-        activations.value,
-        kv.value,
-        prefault,
-        profile,
-    )
+    options = run_options(backend, activations, kv, threads, chunk, profile, prefault=prefault)
     run = start_run(container, options, output)
     from larql.runtime.draft.measure import climb
 

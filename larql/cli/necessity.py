@@ -29,6 +29,7 @@ from larql.cli.options import (
     half_open_range,
 )
 from larql.cli.output import output_of
+from larql.cli.run_options import run_options
 from larql.errors import CheckFailed
 
 if TYPE_CHECKING:
@@ -84,13 +85,9 @@ def command(
     given = read_input(container, source, add_bos=not no_bos)
     from larql.runtime.parity.necessity import climb
     from larql.runtime.plan import check_tokens
-    from larql.runtime.run import RunOptions
 
     check_tokens(given.ids, container.component(component).vocab_size, given.option)
-    options = RunOptions(
-        component, backend.value, None, threads, chunk, activations.value, kv.value,
-        profile=profile,
-    )  # fmt: skip
+    options = run_options(backend, activations, kv, threads, chunk, profile, component=component)
     wanted = None if layers is None else half_open_range(layers, "--layers")
     found = climb(container, options, given.ids, wanted, lambda c, how: start_run(c, how, output))
     if output.json:

@@ -63,6 +63,7 @@ from larql.cli.options import (
     token_ids,
 )
 from larql.cli.output import Output, output_of
+from larql.cli.run_options import run_options
 from larql.errors import UsageError
 
 if TYPE_CHECKING:
@@ -137,7 +138,6 @@ def command(
     from larql.runtime.observe.declaration import Declaration
     from larql.runtime.observe.summary import FinalPosition, summarize
     from larql.runtime.plan import check_tokens, make_plan
-    from larql.runtime.run import RunOptions
     from larql.runtime.slices import slice_of
 
     captures = () if capture is None else parse_captures(capture)
@@ -146,10 +146,9 @@ def command(
     given = read_input(container, source, add_bos=not no_bos)
     check_tokens(given.ids, plan.component.embed.vocab, given.option)
     room = room_for(plan.component, len(given.ids), generate, context, output)
-    options = RunOptions(
-        component, backend.value, draft_depth, threads, chunk, activations.value, kv.value,
-        prefault, profile, expert_access(shard, experts, route),
-        refusals is RefusalPolicy.BEST_EFFORT,
+    options = run_options(
+        backend, activations, kv, threads, chunk, profile, prefault=prefault, component=component,
+        draft_depth=draft_depth, experts=expert_access(shard, experts, route), refusals=refusals,
     )  # fmt: skip
     opened = Opened(start_run(container, options, output))
     declaration = Declaration(

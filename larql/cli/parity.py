@@ -32,6 +32,7 @@ from larql.cli.options import (
 )
 from larql.cli.output import output_of
 from larql.cli.parity_text import print_comparison
+from larql.cli.run_options import run_options
 from larql.errors import CheckFailed, UsageError
 
 if TYPE_CHECKING:
@@ -190,11 +191,9 @@ def command(
             f"--oracle-layer {oracle_layer}: the run executes layers 0:{len(plan.executed_layers)}"
         )
     room_for(plan.component, len(given.ids), generate + 1, None, output)
-    from larql.runtime.expert_access import EVERYTHING
     from larql.runtime.parity.arms import RefusedArmError, expected_tolerance, open_pair
     from larql.runtime.parity.compare import Comparison, Halt, Wanted, compare
     from larql.runtime.parity.document import arm_document, comparison_document
-    from larql.runtime.run import RunOptions
 
     own = (backend, activations, kv)
     alone = (Backend.REFERENCE, ActivationKind.F32, KvKind.F32)
@@ -206,19 +205,19 @@ def command(
     )
     part = expert_access(shard, None, RouteKind.BOUND)
     options = tuple(
-        RunOptions(
-            component,
-            b.value,
-            draft_depth,
+        run_options(
+            b,
+            a,
+            k,
             threads,
             size,
-            a.value,
-            k.value,
-            profile=name,
+            name,
+            component=component,
+            draft_depth=draft_depth,
             experts=which,
         )
         for (b, a, k), size, name, which in (
-            (chosen, against_chunk, against_profile or profile, EVERYTHING),
+            (chosen, against_chunk, against_profile or profile, None),
             (own, chunk, profile, part),
         )
     )

@@ -37,6 +37,7 @@ from larql.cli.options import (
     Threads,
 )
 from larql.cli.output import output_of
+from larql.cli.run_options import run_options
 
 __all__ = ["command"]
 
@@ -143,28 +144,15 @@ def command(
     check_tokens(tokens, component.vocab_size)
     room = room_for(component, window or min(WINDOW, component.context_length), 0, None, output)
     from larql.runtime.perplexity import perplexity, windows
-    from larql.runtime.run import RunOptions
 
     step = stride or max(1, room // 2)
     # Refused before the kernels are loaded.
     next(windows(len(tokens), room, step, len(bos_ids)), None)
-    run = start_run(
-        container,
-        RunOptions(
-            "target",
-            backend.value,
-            draft_depth,
-            threads,
-            chunk,
-            activations.value,
-            kv.value,
-            prefault,
-            profile,
-            expert_access(shard, experts, route),
-            refusals is RefusalPolicy.BEST_EFFORT,
-        ),
-        output,
-    )
+    options = run_options(
+        backend, activations, kv, threads, chunk, profile, prefault=prefault,
+        draft_depth=draft_depth, experts=expert_access(shard, experts, route), refusals=refusals,
+    )  # fmt: skip
+    run = start_run(container, options, output)
     with render.progress(output) as progress:
         found = perplexity(
             run,

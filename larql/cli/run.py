@@ -44,6 +44,7 @@ from larql.cli.options import (
     Threads,
 )
 from larql.cli.output import Output, output_of
+from larql.cli.run_options import run_options
 from larql.cli.speculated import check_speculate, speculation_of, tell_speculation
 from larql.errors import UsageError
 
@@ -173,27 +174,18 @@ def command(
     text = prompt
     if prompt_file is not None or prompt == "-":
         text = read_text(prompt_file, "--prompt-file" if prompt is None else "PROMPT")
-    from larql.runtime.run import RunOptions
     from larql.runtime.sampling import Sampler, Sampling
 
     sampler = Sampler(Sampling(temperature, top_p, seed))
     tokenizer = tokenizer_of(container)
+    options = run_options(
+        backend, activations, kv, threads, chunk, profile, prefault=prefault,
+        draft_depth=draft_depth, experts=expert_access(shard, experts, route), refusals=refusals,
+    )  # fmt: skip
     asked = _Asked(
         container,
         component,
-        RunOptions(
-            "target",
-            backend.value,
-            draft_depth,
-            threads,
-            chunk,
-            activations.value,
-            kv.value,
-            prefault,
-            profile,
-            expert_access(shard, experts, route),
-            refusals is RefusalPolicy.BEST_EFFORT,
-        ),
+        options,
         tokenizer,
         end_ids(container, tokenizer),
         sampler,

@@ -14,6 +14,7 @@ import numpy as np
 
 from tests.builders.gguf import f32, u32
 from tests.builders.gguf_names import (
+    NEXT_NORM,
     POST_NORMS,
     Array,
     Conversion,
@@ -504,3 +505,4 @@ LFM2 = Conversion(
     outside={"model.embedding_norm.weight": "token_embd_norm.weight"},
     prepare=lambda tensors, config: _squeeze(tensors, "conv.conv.weight"),
 )
+SEED_OSS = Conversion("seed_oss", names=NEXT_NORM)

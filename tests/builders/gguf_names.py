@@ -54,6 +54,8 @@ _LAYER = {
     "block_sparse_moe.experts.w2": "ffn_down_exps",
 }
 _EXPERT = re.compile(r"(.+\.experts)\.([0-9]+)\.(.+)")
+# Where files name the norm before the feed-forward block as others name one after attention.
+NEXT_NORM = {"post_attention_layernorm": "post_attention_norm"}
 POST_NORMS = {
     "post_attention_layernorm": "post_attention_norm",
     "pre_feedforward_layernorm": "ffn_norm",

@@ -18,6 +18,7 @@ from larql.runtime.session import Session
 from tests.builders.containers import make_container
 from tests.builders.gguf import f32, u32
 from tests.builders.gguf_names import (
+    NEXT_NORM,
     POST_NORMS,
     Conversion,
     expert_keys,
@@ -58,7 +59,7 @@ def _phi3_tensors(config: Mapping[str, Any]) -> dict[str, list[float]]:
 
 GPT_OSS = Conversion(
     "gpt-oss",
-    names={"post_attention_layernorm": "post_attention_norm"},
+    names=NEXT_NORM,
     keys=lambda config: {
         **yarn_keys(config),
         **expert_keys(config),
@@ -94,7 +95,7 @@ GRANITE = Conversion(
 OLMO2 = Conversion("olmo2", names=POST_NORMS)
 GLM4_MOE = Conversion(
     "glm4moe",
-    names={"post_attention_layernorm": "post_attention_norm"},
+    names=NEXT_NORM,
     keys=lambda config: {
         **expert_keys(config),
         "expert_shared_count": u32(config["n_shared_experts"]),

@@ -40,7 +40,6 @@ def _gemma3_keys(config: Mapping[str, Any]) -> dict[str, object]:
 
 
 GEMMA3 = Conversion("gemma3", offset_norms=True, names=POST_NORMS, keys=_gemma3_keys)
-NEXT_NORM = {"post_attention_layernorm": "post_attention_norm"}
 CASES: dict[str, tuple[str, Conversion]] = {
     "deepseek_v3": ("deepseek_v3", gguf.DEEPSEEK),
     "deepseek_v3 whole": ("deepseek_v3", gguf.DEEPSEEK_WHOLE),
@@ -58,8 +57,8 @@ CASES: dict[str, tuple[str, Conversion]] = {
     "gemma4-experts": ("gemma4-experts", gguf.GEMMA4),
     "lfm2-older": ("lfm2-older", gguf.LFM2),
     "kimi_linear": ("kimi_linear", gguf.KIMI),
-    "seed_oss": ("seed_oss", Conversion("seed_oss", names=NEXT_NORM)),
-    "seed_oss-older": ("seed_oss-older", Conversion("seed_oss", names=NEXT_NORM)),
+    "seed_oss": ("seed_oss", gguf.SEED_OSS),
+    "seed_oss-older": ("seed_oss-older", gguf.SEED_OSS),
 }
 
 

@@ -441,7 +441,7 @@ def test_a_benchmark_passes_on_that_weights_are_brought_in(
         raise PlatformError("told")
 
     monkeypatch.setattr("larql.runtime.bench.run.larql_arm", told)
-    options = BenchOptions(prefault=prefault)
+    options = BenchOptions(run=RunOptions(prefault=prefault))
     with pytest.raises(PlatformError, match="told"):
         bench(containers["llama"], options, SilentProgress())
 
@@ -478,7 +478,9 @@ def test_what_the_machine_says() -> None:
 
 def test_a_tiny_model(containers: dict[str, Container]) -> None:
     container = containers["gemma_gguf"]
-    options = BenchOptions(decode_tokens=3, prefill=5, context=7, repeats=2, threads=2)
+    options = BenchOptions(
+        decode_tokens=3, prefill=5, context=7, repeats=2, run=RunOptions(threads=2)
+    )
     found = bench(container, options, SilentProgress())
     (own,) = found.report.arms
     assert own.decode is not None

@@ -45,10 +45,7 @@ FORMS: dict[str, tuple[str, Conversion]] = {
     "lfm2": ("lfm2-older", gguf.LFM2),
     "kimi-linear": ("kimi_linear", gguf.KIMI),
     "mistral3": ("mistral", Conversion("mistral3", adjacent=True)),
-    "seed_oss": (
-        "seed_oss",
-        Conversion("seed_oss", names={"post_attention_layernorm": "post_attention_norm"}),
-    ),
+    "seed_oss": ("seed_oss", gguf.SEED_OSS),
 }
 EACH = pytest.mark.parametrize("form", FORMS)
 Held = dict[str, Tensor]

@@ -239,18 +239,14 @@ class ConfigReader:
         if self.has(key):
             return self.count(key)
         self._note_absent(key)
-        return (
-            None if any(name in self._config for name in self._names.get(key, (key,))) else default
-        )
+        return None if self._is_null(key) else default
 
     def nullable_number(self, key: str, default: float | None) -> float | None:
         """Take a finite positive number: ``default`` where it is absent, None where it is null."""
         if self.has(key):
             return self.number(key)
         self._note_absent(key)
-        return (
-            None if any(name in self._config for name in self._names.get(key, (key,))) else default
-        )
+        return None if self._is_null(key) else default
 
     def number(self, key: str, default: object = _MISSING) -> float:
         """Take a finite positive number."""

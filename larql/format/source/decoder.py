@@ -23,7 +23,8 @@ from larql.format.graph import (
     SoftmaxAttention,
 )
 from larql.format.rows import RowSelection
-from larql.format.source.builder import Builder, HeadGeometry, Part
+from larql.format.source.binder import Part
+from larql.format.source.builder import Builder, HeadGeometry
 from larql.format.source.config import ConfigReader
 
 __all__ = ["Attention", "Basics", "Decoder", "Defaults", "gguf_basics", "hugging_face_basics"]

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 
 from larql.format.graph import LatentAttention, Linear, Norm, Rope
 from larql.format.rows import RowSelection
-from larql.format.source.builder import Builder, Part
+from larql.format.source.binder import Part
+from larql.format.source.builder import Builder
 
 __all__ = ["LATENT_PARTS", "LatentGeometry", "gguf_latent_geometry", "latent_attention"]
 

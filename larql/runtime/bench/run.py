@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from larql.errors import UsageError
 from larql.format.container import Container
@@ -46,13 +46,9 @@ class BenchOptions:
         Positions held before the first decoded token.
     repeats : int
         Counted turns.
-    activations, kv : str
-    threads : int or None
-        None: one for each usable core.
-    prefault : bool
-        larql brings its operands into memory when it loads.
-    profile : str or None
-        Profile of the container that larql runs under; peers load all of the source.
+    run : RunOptions
+        How larql runs: its threads, activations, kv, prefault and profile are taken. Peers compute
+        with as many threads, and load all of the source.
     """
 
     peers: tuple[str, ...] = ()
@@ -62,11 +58,7 @@ class BenchOptions:
     prefill: int = 512
     context: int = 1
     repeats: int = 5
-    activations: str = "f32"
-    kv: str = "f32"
-    threads: int | None = None
-    prefault: bool = False
-    profile: str | None = None
+    run: RunOptions = field(default_factory=RunOptions)
 
 
 @dataclass(frozen=True)
@@ -114,7 +106,7 @@ def bench(container: Container, options: BenchOptions, progress: Progress) -> Be
     if not options.decode_tokens and not options.prefill:
         raise UsageError("--decode-tokens 0 --prefill 0: nothing is left to measure")
     plan = make_plan(container, "target", Full())
-    selection = container.select(options.profile)
+    selection = container.select(options.run.profile)
     vocab = plan.component.vocab_size
     work = Work(
         options.check or pseudo_random_ids(_CHECK_IDS, vocab),
@@ -124,15 +116,9 @@ def bench(container: Container, options: BenchOptions, progress: Progress) -> Be
         pseudo_random_ids(options.prefill, vocab),
         options.repeats,
     )
-    threads = usable_cores() if options.threads is None else options.threads
+    threads = usable_cores() if options.run.threads is None else options.run.threads
     cache = largest_cache()
-    run = RunOptions(
-        threads=threads,
-        activations=options.activations,
-        kv=options.kv,
-        prefault=options.prefault,
-        profile=options.profile,
-    )
+    run = dataclasses.replace(options.run, threads=threads)
     specs = [larql_arm(container, run, work.room)]
     if options.peers:
         source = peer_source(container, options.source, progress)
@@ -172,7 +158,7 @@ def bench(container: Container, options: BenchOptions, progress: Progress) -> Be
             "component": plan.component.id,
             "activations": facts["activations"],
             "kv": facts["kv"],
-            "prefault": options.prefault,
+            "prefault": run.prefault,
             "numerics": facts["numerics"],
             "max_format": facts["max_format"],
             "context_tokens_sha256": tokens_sha256(work.context),

@@ -22,7 +22,8 @@ from larql.format.graph import (
     SoftmaxAttention,
 )
 from larql.format.rows import RowSelection
-from larql.format.source.builder import Builder, Part
+from larql.format.source.binder import Part
+from larql.format.source.builder import Builder
 
 __all__ = ["Numbers", "component"]
 

@@ -27,7 +27,8 @@ from larql.format.graph import (
 )
 from larql.format.rows import RowSelection
 from larql.format.source import routed
-from larql.format.source.builder import Builder, Family, HeadGeometry, Part
+from larql.format.source.binder import Part
+from larql.format.source.builder import Builder, Family, HeadGeometry
 from larql.format.source.config import ConfigReader
 from larql.format.source.experts import Experts, fused_experts
 from larql.format.source.gguf_experts import gguf_experts

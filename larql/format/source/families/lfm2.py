@@ -12,7 +12,8 @@ from dataclasses import dataclass
 
 from larql.format.graph import Block, Component, Layer, Mixer, Rope, ShortConvolution
 from larql.format.rows import RowSelection
-from larql.format.source.builder import Builder, Family, HeadGeometry, Part
+from larql.format.source.binder import Part
+from larql.format.source.builder import Builder, Family, HeadGeometry
 from larql.format.source.config import ConfigReader
 from larql.format.source.gguf_recurrent import one_count
 from larql.format.source.keys import common_hugging_face_keys, layer_kinds

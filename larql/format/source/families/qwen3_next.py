@@ -10,7 +10,8 @@ from __future__ import annotations
 from larql.format.graph import Component, Mixer
 from larql.format.rows import RowSelection
 from larql.format.source import routed
-from larql.format.source.builder import Builder, Family, Part
+from larql.format.source.binder import Part
+from larql.format.source.builder import Builder, Family
 from larql.format.source.families import qwen_hybrid as hybrid
 from larql.format.source.families import qwen_routed
 from larql.format.source.families.qwen_gguf import gguf_numbers

@@ -24,7 +24,8 @@ from larql.format.graph import (
     SoftmaxAttention,
 )
 from larql.format.rows import RowSelection
-from larql.format.source.builder import Builder, HeadGeometry, Part
+from larql.format.source.binder import Part
+from larql.format.source.builder import Builder, HeadGeometry
 from larql.format.source.config import ConfigReader
 from larql.format.source.keys import activation, common_hugging_face_keys, layer_kinds
 from larql.format.source.rope import hugging_face_rope
