@@ -253,14 +253,16 @@ class Builder:
             shift = self.bind(kind, f"{part}.bias", name, (channels,), part=rows)
         return Convolution(weight, channels, taps, activation, shift, residual)
 
-    def beside(self, component: str, naming: Naming) -> Builder:
+    def beside(
+        self, component: str, naming: Naming, tensors: Mapping[str, SourceTensor]
+    ) -> Builder:
         """Return a builder of another component, which adds to what this one has collected.
 
-        Problems of its tensors are its own: nothing of this component hangs on them.
+        Its tensors are given, and how they are spelt and what is wrong with them is its own.
         """
         other = Builder(
             self.config,
-            self.tensors,
+            tensors,
             self._same_bytes,
             naming,
             component,
