@@ -184,7 +184,12 @@ def command(
 
 
 def _refuse_without_any(outcomes: Sequence[Outcome]) -> None:
-    """Refuse where nothing was scored, with what kept the first entry from it."""
+    """Refuse where nothing was scored, with what kept the first entry from it.
+
+    A refusal keeps its kind.
+    """
     if not any(outcome.kind == "scored" for outcome in outcomes):
         first = outcomes[0]
+        if first.cause is not None:
+            raise first.cause
         raise UsageError(f"no entry could be scored; {first.id} is {first.kind}: {first.why}")

@@ -13,6 +13,7 @@ from larql.format.codec import decode
 from larql.format.container import Container
 from larql.format.graph import RoutedFfn
 from larql.format.moe.profiles import Selection
+from larql.format.moe.verify import check_manifest
 from larql.runtime.backends.base import Backend
 from larql.runtime.expert_access import EVERYTHING, ExpertAccess, Stores, bind_routes
 from larql.runtime.operands import OperandStore, StoredBank, StoredOperand
@@ -153,6 +154,8 @@ def _bound(
     began = time.perf_counter()
     stores = Stores(OperandStore(container, selection), experts)
     banks: dict[str, StoredBank] = {}
+    if any(isinstance(b.mixer, RoutedFfn) for layer in plan.layers for b in layer.blocks):
+        check_manifest(container)
     for contract in plan.contracts():
         if contract.name in held:
             continue

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from tests.builders.containers import copy_container, vouch_for
 from tests.builders.expert_banks import Spec, weights, write
 from tests.cli.conftest import Run
 
@@ -71,6 +73,43 @@ def test_a_refusal_is_one_line_and_no_output(
     assert says in answer.problem
     assert answer.out == ""
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(("model", "kind"), [("low", "Residency"), ("broken", "BindingDefect")])
+def test_measuring_drafts_is_refused_in_the_same_kind_and_leaves_nothing(
+    made: Path, tmp_path: Path, cli: Run, model: str, kind: str
+) -> None:
+    tokens = ["--tokens", "9,8,7,6", "--backend", "reference", "--json"]
+    for given in (
+        ["accept", made / model, "--draft", "ngram"],
+        ["ladder", made / model, "-o", tmp_path / "l.json"],
+    ):
+        answer = cli("vindex3", *given, *tokens)
+        assert answer.status == 2
+        assert answer.json["error"]["kind"].startswith(kind)
+        assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("change", ["bytes", "gone", "vouched"])
+def test_a_manifest_that_is_not_sound_is_refused_by_what_runs_and_what_judges(
+    made: Path, tmp_path: Path, cli: Run, change: str
+) -> None:
+    model = copy_container(made / "whole", tmp_path / "m")
+    path = model / "moe_manifest.json"
+    if change == "gone":
+        path.unlink()
+    else:
+        manifest = json.loads(path.read_text())
+        manifest["layers"][0]["selection"]["k"] += 1
+        path.write_text(json.dumps(manifest))
+    if change == "vouched":
+        vouch_for(model, path.name)
+    answer = cli("exec", model, "--tokens", "9,8,7", "--backend", "reference")
+    assert answer.status == 2 and "moe_manifest.json" in answer.problem
+    judged = cli("vindex3", "capability", model, "--json")
+    assert judged.status == 1
+    decode = next(o for o in judged.json["operations"] if "decode" in o["operation"])
+    assert "moe_manifest.json" in json.dumps(decode)
 
 
 def test_shards_and_routes_give_the_same_answer(made: Path, cli: Run) -> None:

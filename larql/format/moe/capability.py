@@ -12,6 +12,7 @@ what ``verify`` answers.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 from larql.errors import BindingDefect, ContainerError, LarqlError, RefusalKind, ResidencyRefusal
@@ -29,6 +30,7 @@ from larql.format.moe.manifest import Manifest
 from larql.format.moe.manifest_json import manifest_from_json
 from larql.format.moe.profiles import Selection, document_selection, selection_of
 from larql.format.moe.states import Executable
+from larql.format.moe.verify import verify_manifest
 from larql.format.moe.walk_routes import walk
 
 __all__ = ["Capability", "capability_of", "sound_manifest", "walk_of"]
@@ -168,13 +170,17 @@ def _manifest(container: Container) -> tuple[Manifest | None, list[Diagnosis]]:
     path = container.path / name
     try:
         manifest = manifest_from_json(load_json(path), str(path))
+        container.check_bytes(name)
     except LarqlError as error:
         kind = error.kind if isinstance(error, RefusalError) else RefusalKind.BINDING_DEFECT
         return None, [_contract(name, str(error), kind)]
-    defects = [
-        _contract(name, defect.message, RefusalKind.BINDING_DEFECT)
-        for defect in manifest_defects(manifest)
-    ]
+    problems = [defect.message for defect in manifest_defects(manifest)]
+    if not problems and container.index.system_graph is not None:
+        with suppress(LarqlError):  # the graph's own, which is told beside
+            components = container.graph.components
+            found = verify_manifest(container.path, container.index, components)
+            problems = [defect.problem for defect in found]
+    defects = [_contract(name, problem, RefusalKind.BINDING_DEFECT) for problem in problems]
     return (None if defects else manifest), defects
 
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from larql.errors import LarqlError
+from larql.errors import BindingDefect, LarqlError
 from larql.format.closure import BankPlace, Defect
 from larql.format.graph import Component
 from larql.format.index import INDEX_NAME, Index, load_json
@@ -15,7 +16,10 @@ from larql.format.moe.from_graph import bank_files_of, manifest_of
 from larql.format.moe.manifest import Manifest
 from larql.format.moe.manifest_json import manifest_from_json
 
-__all__ = ["read_manifest", "verify_manifest"]
+__all__ = ["check_manifest", "read_manifest", "verify_manifest"]
+
+if TYPE_CHECKING:
+    from larql.format.container import Container
 
 
 def verify_manifest(
@@ -48,6 +52,27 @@ def verify_manifest(
                 yield Defect(name, f"storage {storage.key} names {file}, which is no segment")
     if manifest != _cut_alike(meant, manifest):
         yield Defect(name, "is not the manifest that the graph implies")
+
+
+def check_manifest(container: Container) -> None:
+    """Refuse a container whose manifest of routed experts is not sound, before anything is bound.
+
+    Raises
+    ------
+    ContainerError
+        If the manifest is missing or has other bytes than the index vouches for.
+    BindingDefect
+        If it contradicts itself, the index or the graph.
+    """
+    name = container.index.moe_manifest
+    if name is None:
+        return
+    container.check_bytes(name)
+    for defect in verify_manifest(container.path, container.index, container.graph.components):
+        raise BindingDefect(
+            f"{container.path / defect.where}: {defect.problem}; the manifest and the graph must "
+            f"say the same, extract the model again"
+        )
 
 
 def read_manifest(container: Path, name: str) -> tuple[Manifest | None, list[Defect]]:

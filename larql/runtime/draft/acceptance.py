@@ -27,18 +27,21 @@ class Outcome:
     id : str
     kind : str
         ``scored``; ``refused``: it is no stream for the model; ``defective``: the drafter or the
-        model cannot be bound to what its container holds; ``dead``: the run of it ended before
+        model is refused what the entry needs of its container; ``dead``: the run of it ended before
         the stream did. Only what is scored counts.
     tally : Tally
         Empty unless scored.
     why : str or None
         None where it is scored.
+    cause : Refusal or ContainerError or None
+        What ended an entry that is defective.
     """
 
     id: str
     kind: Literal["scored", "refused", "defective", "dead"]
     tally: Tally
     why: str | None
+    cause: Refusal | ContainerError | None = None
 
 
 @dataclass(frozen=True)
@@ -105,12 +108,12 @@ def observe_acceptance(
         try:
             drafter = make_drafter(name, run, len(entry.tokens) + most)
         except (Refusal, ContainerError) as error:
-            found.append(Outcome(entry.id, "defective", Tally(), str(error)))
+            found.append(Outcome(entry.id, "defective", Tally(), str(error), error))
             continue
         try:
             _replay(run, drafter, entry.tokens, most, tally, progress)
         except (Refusal, ContainerError) as error:
-            found.append(Outcome(entry.id, "defective", Tally(), str(error)))
+            found.append(Outcome(entry.id, "defective", Tally(), str(error), error))
         except LarqlError as error:
             at = len(tally.accepted)
             found.append(Outcome(entry.id, "dead", Tally(), f"position {at}: {error}"))

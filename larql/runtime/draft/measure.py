@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from larql.errors import UsageError
+from larql.errors import UsageError, refusal_of
 from larql.format.progress import Progress
 from larql.provenance import tokens_sha256
 from larql.runtime.draft.bank import Entry
@@ -91,9 +91,10 @@ def climb(
             seconds["scoring"] += rungs.score_seconds
             if journal is not None:
                 journal.add(entry.id, [scores.document() for scores in rungs.scores])
-    except BaseException:
+    except BaseException as error:
         if journal is not None:
-            journal.close()
+            # A run that is refused leaves nothing that it has not been told to go on with.
+            journal.remove() if refusal_of(error) and not done else journal.close()
         raise
     progress.finish()
     times = time_steps(run.prepared)
