@@ -151,6 +151,8 @@ class Coordinates:
         What the region is to the expert, ``down`` for example.
     segment : int or None
         Of the bank's files; None: the bank is not cut into segments.
+    component : str or None
+        Whose layer it is; None: that of the model proper.
     """
 
     layer: int
@@ -158,6 +160,7 @@ class Coordinates:
     entry: int
     role: str
     segment: int | None
+    component: str | None = None
 
 
 class Refusal(LarqlError):

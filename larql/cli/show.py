@@ -162,18 +162,22 @@ def _folded(component: Component) -> Iterator[tuple[str, ...]]:
 def _print_banks(banks: Sequence[BankView]) -> None:
     """Print runs of layers whose banks differ in nothing but their layer as one row."""
     rows: list[list[str]] = []
-    places: list[tuple[int, str]] = []
+    places: list[tuple[str | None, int, str]] = []
     for view in banks:
         count = str(view.experts)
         facts = [view.bank, view.programme, f"{view.chosen} of {count}", view.binding]
-        after = (view.layer - 1, view.bank)
+        beside = view.component
+        after = (beside, view.layer - 1, view.bank)
         if rows and view.binds and after in places[-2:] and rows[-1][1:5] == facts:
             first, _, _ = rows[-1][0].partition(":")
             rows[-1][0] = f"{first}:{view.layer + 1}"
             rows[-1][5] = f"{rows[-1][5].partition(' to ')[0]} to {view.storage}"
         else:
-            rows.append([f"{view.layer}:{view.layer + 1}", *facts, view.storage])
-        places.append((view.layer, view.bank))
+            layers = f"{view.layer}:{view.layer + 1}"
+            if beside is not None:
+                layers = f"{render.printable(beside)} {layers}"
+            rows.append([layers, *facts, view.storage])
+        places.append((beside, view.layer, view.bank))
     render.line()
     render.table(["layers", "bank", "programme", "experts", "binding", "storage"], rows)
 
@@ -287,6 +291,7 @@ def _document(
         ],
         "banks": [
             {
+                "component": view.component or container.index.components[0],
                 "layer": view.layer,
                 "bank": view.bank,
                 "programme": view.programme,

@@ -14,6 +14,7 @@ from larql.format.lyrw.tables import Bank, BankSegment, RegionSchema
 from larql.format.lyrw.v2 import BankFile
 from larql.format.moe.held import registry_of
 from larql.format.moe.traversal import Segment
+from larql.format.names import component_beside, layer_text
 
 if TYPE_CHECKING:
     import numpy as np
@@ -47,7 +48,7 @@ _ROLES: Mapping[str, Role] = {
     "experts.gate_up": Role.GATE_UP_FUSED,
     "experts.down": Role.DOWN,
 }
-_LAYER = re.compile(r"^target\.layer\.(\d{3,})/(.+)$")
+_LAYER = re.compile(r"^[^/]+\.layer\.(\d{3,})/(.+)$")
 
 
 def other_meaning(file: BankFile, schema: RegionSchema, operand: str) -> str | None:
@@ -98,24 +99,29 @@ class RegionPlace:
     role : str
     segments : tuple of Segment
         What the population is cut into, present or not.
+    component : str or None
+        Whose layer it is; None: that of the model proper.
     """
 
     layer: int
     bank: int
     role: str
     segments: tuple[Segment, ...] = ()
+    component: str | None = None
 
     def at(self, entry: int) -> Coordinates:
         """Return the coordinates of one entry's region."""
         found = (s.index for s in self.segments if s.first <= entry < s.end)
-        return Coordinates(self.layer, self.bank, entry, self.role, next(found, None))
+        segment = next(found, None)
+        return Coordinates(self.layer, self.bank, entry, self.role, segment, self.component)
 
     def not_resident(self, entry: int, held: str) -> ResidencyRefusal:
         """Return the refusal of an entry of which ``held`` says, in words, what is here instead."""
         at = self.at(entry)
         segment = "" if at.segment is None else f", segment {at.segment}"
+        where = layer_text(at.layer, at.component)
         return ResidencyRefusal(
-            f"layer {at.layer}: entry {entry} of bank {at.bank} ({at.role}{segment}) is not "
+            f"{where}: entry {entry} of bank {at.bank} ({at.role}{segment}) is not "
             f"resident: {held}; bind the shard that has it",
             at,
         )
@@ -230,13 +236,27 @@ def entry_regions(files: Sequence[BankFile], value: Representation) -> EntryRegi
     for other in files:
         if find_schema(other, value) != (bank, schema):
             raise ContainerError(f"{other.path}: has other banks than {file.path}")
-    return regions_of(files, bank, schema, where)
+    return regions_of(files, bank, schema, where, component_beside(value.operand))
 
 
 def regions_of(
-    files: Sequence[BankFile], bank: Bank, schema: RegionSchema, where: str
+    files: Sequence[BankFile],
+    bank: Bank,
+    schema: RegionSchema,
+    where: str,
+    component: str | None = None,
 ) -> EntryRegions:
     """Return where the regions of one schema are, in files that agree about bank and schema.
+
+    Parameters
+    ----------
+    files : sequence of BankFile
+    bank : Bank
+    schema : RegionSchema
+    where : str
+        For error texts.
+    component : str or None
+        Whose banks they are, which no file says; None: those of the model proper.
 
     Raises
     ------
@@ -262,5 +282,6 @@ def regions_of(
         bank.bank_id,
         role_text(schema.role),
         registry_of(here, bank.num_entries, several),
+        component,
     )
     return EntryRegions(place, schema, tuple(owners.get(e) for e in range(bank.num_entries)))

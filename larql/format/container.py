@@ -188,6 +188,10 @@ class Container:
             )
         self._checked.add(name)
 
+    def beside(self, name: str) -> str | None:
+        """Return a component's id; None: it is the graph's first, the model proper."""
+        return None if name == self.graph.components[0].id else name
+
     def component(self, name: str) -> Component:
         """Return a component by id.
 
@@ -399,7 +403,7 @@ def verify_container(
             defects.append(Defect(name, "component is listed in the index but not in the graph"))
     from larql.format.moe.verify import verify_manifest
 
-    defects.extend(verify_manifest(container.path, index, graph.components[0]))
+    defects.extend(verify_manifest(container.path, index, graph.components))
     damaged = {defect.where for defect in defects}
     for representation in index.representations.values():
         defect = _verify_representation(container, representation)

@@ -4,7 +4,36 @@ from __future__ import annotations
 
 from larql.errors import LarqlError
 
-__all__ = ["check_relative_name"]
+__all__ = ["bank_key", "check_relative_name", "component_beside", "layer_text"]
+
+_MODEL = "target"
+
+
+def component_beside(name: str) -> str | None:
+    """Return the component of an operand or object where it is another than the model proper.
+
+    The model proper is left out of the names of files and keys, and of what is said of a place.
+    """
+    component = name.partition(".")[0]
+    return None if component == _MODEL else component
+
+
+def bank_key(layer: int, component: str | None = None) -> str:
+    """Return what a layer's banks are called: ``layer_007``, ``mtp.layer_000``.
+
+    Parameters
+    ----------
+    layer : int
+    component : str or None
+        None: the model proper.
+    """
+    key = f"layer_{layer:03d}"
+    return key if component is None else f"{component}.{key}"
+
+
+def layer_text(layer: int, component: str | None = None) -> str:
+    """Return a layer in words, with its component where that is not the model proper."""
+    return f"layer {layer}" if component is None else f"component {component}, layer {layer}"
 
 
 def check_relative_name(name: object, where: str, error: type[LarqlError]) -> str:

@@ -10,6 +10,7 @@ from larql.format.container import Container
 from larql.format.graph import ExpertBank, RoutedFfn
 from larql.format.index import Representation
 from larql.format.moe.profiles import Selection
+from larql.format.names import component_beside
 from larql.runtime.backends.base import Backend
 from larql.runtime.operands import OperandStore, StoredBank, StoredOperand
 from larql.runtime.plan import Plan
@@ -232,10 +233,17 @@ def _of_shard(
 ) -> dict[str, StoredBank] | None:
     """Map what a shard holds of one bank; None where it has no file of the layer."""
     shard = store.container
+    whose = component_beside(next(iter(own)))
+    others = {
+        name
+        for value in shard.index.representations.values()
+        if shard.index.holds_banks(value.segment) and component_beside(value.operand) != whose
+        for name in shard.bank_names(value.segment)
+    }
     files = [
         file
         for name in shard.index.segments
-        if shard.index.holds_banks(name)
+        if shard.index.holds_banks(name) and name not in others
         for file in (shard.bank_file(name),)
         if file.tables.logical_layer == layer
     ]

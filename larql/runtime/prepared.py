@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from larql.errors import BindingDefect, UnsupportedRefusal
 from larql.format.codec import decode
 from larql.format.container import Container
+from larql.format.graph import RoutedFfn
 from larql.format.moe.profiles import Selection
 from larql.runtime.backends.base import Backend
 from larql.runtime.expert_access import EVERYTHING, ExpertAccess, Stores, bind_routes
@@ -41,6 +42,8 @@ class PreparedOperands:
         Operands fetched and their stored bytes.
     seconds : float
         How long preparing took.
+    experts : ExpertAccess
+        How its experts are reached.
     """
 
     container: Container
@@ -50,6 +53,7 @@ class PreparedOperands:
     reads: int
     bytes_read: int
     seconds: float
+    experts: ExpertAccess = EVERYTHING
 
 
 def prepare(
@@ -118,7 +122,10 @@ def prepare_beside(target: PreparedOperands, component: str) -> PreparedOperands
                 f"{edge.producer!r}; this build gives it the final norm of {producer!r}"
             )
     held = {contract.name for contract in target.plan.contracts()}
-    return _bound(plan, container, target.selection, target.backend, held, False, EVERYTHING)
+    routed = any(isinstance(b.mixer, RoutedFfn) for layer in plan.layers for b in layer.blocks)
+    # Which experts of which layer a run was narrowed to is said of the target's layers.
+    access = replace(target.experts, kept=None) if routed else EVERYTHING
+    return _bound(plan, container, target.selection, target.backend, held, False, access)
 
 
 def _check_finite(operand: StoredOperand, where: str) -> None:
@@ -162,5 +169,6 @@ def _bound(
             stores.prefault(contract.name)
     seconds = time.perf_counter() - began
     return PreparedOperands(
-        container, stores.selection(), plan, backend, stores.reads, stores.bytes_read, seconds
-    )
+        container, stores.selection(), plan, backend, stores.reads, stores.bytes_read, seconds,
+        experts,
+    )  # fmt: skip

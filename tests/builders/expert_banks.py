@@ -49,7 +49,7 @@ from larql.format.lyrw.codes import BankKind, Role, format_code, packing_of
 from larql.format.lyrw.tables import Bank, BankSegment, RegionSchema, Tables
 from larql.format.lyrw.v2 import bank_file_name
 from larql.format.lyrw.v2_writer import write_banks
-from larql.format.moe.from_graph import manifest_of
+from larql.format.moe.from_graph import Place, manifest_of
 from larql.format.moe.manifest_json import manifest_to_json
 from larql.format.segment import SegmentTensor, hash_file, write_segment
 from larql.runtime.operands import StoredBank, StoredOperand
@@ -315,10 +315,10 @@ def write(
             representations[name] = _representation(
                 name, "f32", v.shape, file, name.split("/")[1], _flat(v)
             )
-    files = {}
+    files: dict[Place, str] = {}
     for index in range(spec.layers):
         file = bank_file_name(index, None if experts is None else experts[0])
-        files[index] = file
+        files[None, index] = file
         regions = [
             (name, role, values, stored(spec, role, values))
             for name, role, values in bank_operands(model, index)
@@ -383,10 +383,10 @@ def _write_documents(
     spec: Spec,
     representations: dict[str, Representation],
     segments: dict[str, FileEntry],
-    banks: dict[int, str],
+    banks: dict[Place, str],
 ) -> None:
     target = component(spec)
-    manifest = manifest_of(target, banks)
+    manifest = manifest_of((target,), banks)
     assert manifest is not None
     documents = {
         "system_graph.json": graph_to_json(Graph((target,))),

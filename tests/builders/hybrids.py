@@ -37,17 +37,19 @@ def write_changed(path: Path, name: str, /, **keys: object) -> Path:
     return write_safetensors_dir(path, changed(config, keys), tensors)
 
 
-def draft_tensors(config: Mapping[str, Any], seed: int = 0) -> Tensors:
-    """Return the 15 tensors of a draft head for a configuration of delta layers."""
+def draft_tensors(config: Mapping[str, Any], seed: int = 0, *, packed: bool = False) -> Tensors:
+    """Return the tensors of a draft head for a configuration of delta layers.
+
+    They are 15 where its network is dense. With experts each has tensors of its own, or all have
+    two that are ``packed``.
+    """
     generator = np.random.default_rng(seed)
     hidden, dim = config["hidden_size"], config["head_dim"]
     q, kv = config["num_attention_heads"] * dim, config["num_key_value_heads"] * dim
     shapes = {
         "fc.weight": (hidden, 2 * hidden),
         "layers.0.input_layernorm.weight": (hidden,),
-        "layers.0.mlp.down_proj.weight": (hidden, config["intermediate_size"]),
-        "layers.0.mlp.gate_proj.weight": (config["intermediate_size"], hidden),
-        "layers.0.mlp.up_proj.weight": (config["intermediate_size"], hidden),
+        **_draft_ffn(config, packed),
         "layers.0.post_attention_layernorm.weight": (hidden,),
         "layers.0.self_attn.k_norm.weight": (dim,),
         "layers.0.self_attn.k_proj.weight": (kv, hidden),
@@ -62,6 +64,51 @@ def draft_tensors(config: Mapping[str, Any], seed: int = 0) -> Tensors:
     return {
         f"mtp.{name}": generator.standard_normal(shape).astype(np.float32)
         for name, shape in shapes.items()
+    }
+
+
+def with_experts(kind: str) -> tuple[dict[str, Any], Tensors, Tensors]:
+    """Return a configuration, the trunk's tensors, and those of a draft head that routes.
+
+    Parameters
+    ----------
+    kind : str
+        ``dense trunk`` or ``routed trunk`` of Qwen3-Next, the latter without renormalisation;
+        ``apart`` or ``packed`` experts of a head of Qwen3.5, whose trunk has them apart.
+    """
+    config, tensors = recorded("qwen3_next" if "trunk" in kind else "qwen3_5_moe")
+    if kind == "routed trunk":
+        config = changed(config, {"mlp_only_layers": [1, 2, 3], "norm_topk_prob": False})
+        tensors = {k: v for k, v in tensors.items() if "layers.0.mlp." not in k}
+        other = draft_tensors(config, seed=1)
+        tensors |= {k.replace("mtp.", "model.", 1): v for k, v in other.items() if ".mlp." in k}
+    return config, tensors, draft_tensors(config, packed=kind == "packed")
+
+
+def _draft_ffn(config: Mapping[str, Any], packed: bool) -> dict[str, tuple[int, ...]]:
+    hidden, at = config["hidden_size"], "layers.0.mlp."
+    if "num_experts" not in config:
+        return _gated(f"{at}", config["intermediate_size"], hidden)
+    count, width = config["num_experts"], config["moe_intermediate_size"]
+    found = {
+        f"{at}gate.weight": (count, hidden),
+        f"{at}shared_expert_gate.weight": (1, hidden),
+        **_gated(f"{at}shared_expert.", config["shared_expert_intermediate_size"], hidden),
+    }
+    if packed:
+        found[f"{at}experts.gate_up_proj"] = (count, 2 * width, hidden)
+        found[f"{at}experts.down_proj"] = (count, hidden, width)
+        return found
+    for expert in range(count):
+        found |= _gated(f"{at}experts.{expert}.", width, hidden)
+    return found
+
+
+def _gated(at: str, width: int, hidden: int) -> dict[str, tuple[int, ...]]:
+    return {
+        f"{at}down_proj.weight": (hidden, width),
+        f"{at}gate_proj.weight": (width, hidden),
+        f"{at}up_proj.weight": (width, hidden),
     }
 
 

@@ -24,6 +24,35 @@ def turned(x: Floats, position: int, theta: float, dims: int) -> Floats:
     return np.concatenate([a * cos - b * sin, b * cos + a * sin, x[:, dims:]], axis=1)
 
 
+def gated(t: Mapping[str, Floats], at: str, x: Floats) -> Floats:
+    g, u = t[f"{at}gate_proj.weight"] @ x, t[f"{at}up_proj.weight"] @ x
+    y: Floats = t[f"{at}down_proj.weight"] @ (g / (1.0 + np.exp(-g)) * u)
+    return y
+
+
+def routed(config: Mapping[str, Any], t: Mapping[str, Floats], x: Floats) -> Floats:
+    """Mix the likeliest experts by their renormalised share, and add the shared one by its gate."""
+    at = "mtp.layers.0.mlp."
+    scores = t[f"{at}gate.weight"] @ x
+    share = np.exp(scores - scores.max())
+    share /= share.sum()
+    best = sorted(range(len(share)), key=lambda e: (-share[e], e))[: config["num_experts_per_tok"]]
+    total = sum(share[e] for e in best) if config.get("norm_topk_prob", True) else 1.0
+    out = np.zeros_like(x)
+    for e in best:
+        own = f"{at}experts.{e}."
+        if f"{at}experts.gate_up_proj" in t:
+            gate, up = np.split(t[f"{at}experts.gate_up_proj"][e], 2)
+            down = t[f"{at}experts.down_proj"][e]
+            one = {"gate_proj.weight": gate, "up_proj.weight": up, "down_proj.weight": down}
+            y = gated(one, "", x)
+        else:
+            y = gated(t, own, x)
+        out = out + share[e] / total * y
+    gate = float((t[f"{at}shared_expert_gate.weight"] @ x)[0])
+    return out + gated(t, f"{at}shared_expert.", x) / (1.0 + np.exp(-gate))
+
+
 def draft_logits(
     config: Mapping[str, Any], tensors: Mapping[str, Any], hidden: Floats, tokens: list[int]
 ) -> Floats:
@@ -68,7 +97,6 @@ def draft_logits(
             mixed[head] = sum(w * value[shared] for w, value in zip(weights, values, strict=True))
         x = x + linear(f"{at}self_attn.o_proj", mixed.reshape(-1) / (1.0 + np.exp(-gate)))
         n = rms(x, t[f"{at}post_attention_layernorm.weight"], eps)
-        g, u = linear(f"{at}mlp.gate_proj", n), linear(f"{at}mlp.up_proj", n)
-        x = x + linear(f"{at}mlp.down_proj", g / (1.0 + np.exp(-g)) * u)
+        x = x + (routed(config, t, n) if f"{at}mlp.gate.weight" in t else gated(t, f"{at}mlp.", n))
         rows.append(t["lm_head.weight"] @ rms(x, t["mtp.norm.weight"], eps))
     return np.stack(rows)

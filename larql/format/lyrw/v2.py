@@ -22,6 +22,7 @@ from larql.format.lyrw.tables import (
     entry_table_bytes,
     read_tables,
 )
+from larql.format.names import bank_key
 from larql.format.untrusted import open_regular
 
 if TYPE_CHECKING:
@@ -51,10 +52,18 @@ class Extent:
     length: int
 
 
-def bank_file_name(layer: int, segment: int | None = None) -> str:
-    """Return the name under which larql writes a layer's banks, or one of several segments."""
+def bank_file_name(layer: int, segment: int | None = None, component: str | None = None) -> str:
+    """Return the name under which larql writes a layer's banks, or one of several segments.
+
+    Parameters
+    ----------
+    layer : int
+    segment : int or None
+    component : str or None
+        Whose layer it is; None: that of the model proper.
+    """
     part = "" if segment is None else f".seg{segment:02d}"
-    return f"routed/layer_{layer:03d}{part}.lyrw"
+    return f"routed/{bank_key(layer, component)}{part}.lyrw"
 
 
 class BankFile:

@@ -11,12 +11,13 @@ from dataclasses import dataclass
 
 from larql.errors import LarqlError, UnsupportedRefusal
 from larql.format.container import Container
-from larql.format.graph import ExpertBank, RoutedFfn
+from larql.format.graph import ExpertBank
 from larql.format.index import INDEX_NAME
 from larql.format.moe import manifest as m
 from larql.format.moe.bank_routes import BankReport, graph_bank, manifest_bank
 from larql.format.moe.decode_routes import storage_of
 from larql.format.moe.examine import Examiner
+from larql.format.moe.from_graph import Place, routed_layers
 from larql.format.moe.profiles import select
 from larql.format.moe.states import (
     Absent,
@@ -53,6 +54,8 @@ class BankView:
         Key of the manifest's storages.
     files : tuple of str
     report : BankReport
+    component : str or None
+        Whose layer it is; None: that of the model proper.
     """
 
     layer: int
@@ -63,6 +66,7 @@ class BankView:
     storage: str
     files: tuple[str, ...]
     report: BankReport
+    component: str | None = None
 
     @property
     def binds(self) -> bool:
@@ -117,8 +121,8 @@ def bank_views(container: Container, profile: str | None = None) -> tuple[BankVi
             if bank is None:
                 continue
             storage = storage_of(manifest, bank.storage)
-            name = f"layer {layer.layer} {kind} bank"
-            known = banks.get(layer.layer) if kind == ROUTED else None
+            name = f"{layer.text} {kind} bank"
+            known = banks.get((layer.component, layer.layer)) if kind == ROUTED else None
             if known is None:
                 report = manifest_bank(examiner, name, bank, storage, searched=False)
             else:
@@ -128,21 +132,16 @@ def bank_views(container: Container, profile: str | None = None) -> tuple[BankVi
             found.append(
                 BankView(
                     layer.layer, kind, bank.programme, bank.experts, chosen, storage.key,
-                    storage.files, report,
+                    storage.files, report, layer.component,
                 )
             )  # fmt: skip
     return tuple(found)
 
 
-def _graph_banks(container: Container) -> Mapping[int, ExpertBank]:
+def _graph_banks(container: Container) -> Mapping[Place, ExpertBank]:
     if container.index.system_graph is None:
         return {}
-    return {
-        layer.index: block.mixer.bank
-        for layer in container.graph.components[0].layers
-        for block in layer.blocks
-        if isinstance(block.mixer, RoutedFfn)
-    }
+    return {place: mixer.bank for place, mixer in routed_layers(container.graph.components)}
 
 
 def verify_banks(container: Container, damaged: Collection[str]) -> Iterator[Defect]:
@@ -186,7 +185,7 @@ def verify_banks(container: Container, damaged: Collection[str]) -> Iterator[Def
 
 
 def _place(view: BankView, operand: str) -> BankPlace:
-    return BankPlace(view.layer, view.bank, _role(operand))
+    return BankPlace(view.layer, view.bank, _role(operand), component=view.component)
 
 
 def with_places(container: Container, defects: Iterable[Defect]) -> list[Defect]:
@@ -224,7 +223,8 @@ def _places(manifest: m.Manifest) -> Mapping[str, BankPlace]:
                 # A file may hold both of a layer's banks.
                 both = file in found and found[file].bank != kind
                 segment = number if len(files) > 1 else None
-                found[file] = BankPlace(layer.layer, None if both else kind, None, segment)
+                bank_name = None if both else kind
+                found[file] = BankPlace(layer.layer, bank_name, None, segment, layer.component)
     return found
 
 
@@ -240,7 +240,7 @@ def _bank_defects(view: BankView, container: Container) -> Iterator[Defect]:
                 if not is_defect(state) or (role, segment) in seen:
                     continue
                 seen.add((role, segment))
-                place = BankPlace(view.layer, view.bank, role, segment.index)
+                place = BankPlace(view.layer, view.bank, role, segment.index, view.component)
                 text = _detail(state).removeprefix(f"{container.path}/")
                 problem = (
                     f"{place.text()}: {state_name(state)}: {text} ({traversal.tier.value}, {label})"

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 
 from larql.errors import RefusalKind
 from larql.format.closure import operand_contracts
-from larql.format.graph import Component, RoutedFfn
+from larql.format.container import Container
+from larql.format.graph import Component
 from larql.format.index import Representation
 from larql.format.moe.authority import Achievable, achievable, fold, level_of
 from larql.format.moe.bank_routes import (
@@ -17,7 +18,8 @@ from larql.format.moe.bank_routes import (
 )
 from larql.format.moe.examine import Examiner
 from larql.format.moe.findings import Cause, Choices, Diagnosis, Operation, diagnose
-from larql.format.moe.manifest import Manifest, MoeLayer, Storage
+from larql.format.moe.from_graph import Place, routed_layers
+from larql.format.moe.manifest import Manifest, Storage
 from larql.format.moe.profiles import Selection
 from larql.format.moe.states import Executable, state_name
 from larql.format.operations.contract import OperandContract
@@ -50,8 +52,10 @@ def decode(
     """
     components = () if component is None else (*producers, component)
     contracts = [c for each in components for c in operand_contracts(each)]
-    banks = _bank_contracts(components)
-    dense = _dense(contracts, banks, manifest, examiner.container.index.hidden_size)
+    container = examiner.container
+    banks = _bank_contracts(container, components)
+    among = {container.beside(each.id) for each in components} if components else None
+    dense = _dense(contracts, banks, manifest, among, container.index.hidden_size)
     regions: list[Region] = []
     groups: list[Choices] = []
     diagnoses = [*broken, *contradictions(examiner.selection, contracts)]
@@ -98,41 +102,46 @@ def decode(
     )
 
 
-def _bank_contracts(components: Sequence[Component]) -> list[tuple[int, list[OperandContract]]]:
-    """Return layer and operands of every bank, in execution order."""
+def _bank_contracts(
+    container: Container, components: Sequence[Component]
+) -> list[tuple[Place, list[OperandContract]]]:
+    """Return place and operands of every bank, in execution order."""
     return [
-        (layer.index, list(block.mixer.bank.contracts(layer.index, block.mixer.router.top)))
+        (
+            (container.beside(component.id), layer),
+            list(mixer.bank.contracts(layer, mixer.router.top)),
+        )
         for component in components
-        for layer in component.layers
-        for block in layer.blocks
-        if isinstance(block.mixer, RoutedFfn)
+        for (_, layer), mixer in routed_layers((component,))
     ]
 
 
 def _dense(
     contracts: Sequence[OperandContract],
-    banks: Sequence[tuple[int, Sequence[OperandContract]]],
+    banks: Sequence[tuple[Place, Sequence[OperandContract]]],
     manifest: Manifest | None,
+    among: Collection[str | None] | None,
     hidden: int,
 ) -> list[OperandContract]:
-    """Return what does not lie in banks, each once."""
+    """Return what does not lie in banks, each once; the manifest adds to components ``among``."""
     inside = {contract.name for _, found in banks for contract in found}
     dense = {c.name: c for c in contracts if c.name not in inside}
     for layer in () if manifest is None else manifest.layers:
-        for contract in manifest_contracts(layer, hidden):
-            dense.setdefault(contract.name, contract)
+        if among is None or layer.component in among:
+            for contract in manifest_contracts(layer, hidden):
+                dense.setdefault(contract.name, contract)
     return list(dense.values())
 
 
 def _banks(
     examiner: Examiner,
     component: Component | None,
-    banks: Sequence[tuple[int, Sequence[OperandContract]]],
+    banks: Sequence[tuple[Place, Sequence[OperandContract]]],
     manifest: Manifest | None,
 ) -> Iterator[BankReport]:
-    for layer, contracts in banks:
+    for place, contracts in banks:
         name = contracts[0].name.split("/")[0] + "/experts"
-        files = bank_files(manifest, layer)
+        files = bank_files(manifest, place)
         yield graph_bank(examiner, name, contracts, files, contracts[0].shape[0])
     if component is None and manifest is not None:
         for moe_layer in manifest.layers:
@@ -142,7 +151,7 @@ def _banks(
             ):
                 if bank is not None:
                     storage = storage_of(manifest, bank.storage)
-                    name = f"layer {moe_layer.layer} {kind} bank"
+                    name = f"{moe_layer.text} {kind} bank"
                     yield manifest_bank(examiner, name, bank, storage, searched=False)
 
 
@@ -151,14 +160,12 @@ def storage_of(manifest: Manifest, key: str) -> Storage:
     return next(storage for storage in manifest.storages if storage.key == key)
 
 
-def bank_files(manifest: Manifest | None, layer: int) -> tuple[str, ...]:
+def bank_files(manifest: Manifest | None, place: Place) -> tuple[str, ...]:
     """Return the files of a layer's routed bank, empty where no manifest says."""
-    found: list[MoeLayer] = (
-        [] if manifest is None else [item for item in manifest.layers if item.layer == layer]
-    )
-    if manifest is None or not found:
-        return ()
-    return storage_of(manifest, found[0].routed_bank.storage).files
+    for item in () if manifest is None else manifest.layers:
+        if manifest is not None and (item.component, item.layer) == place:
+            return storage_of(manifest, item.routed_bank.storage).files
+    return ()
 
 
 def contradictions(

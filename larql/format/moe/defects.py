@@ -43,12 +43,15 @@ class ManifestDefect:
         ``routed`` or ``shared``; None where the layer is meant.
     message : str
         One sentence without the file's name.
+    component : str or None
+        Whose layer it is; None: that of the model proper.
     """
 
     kind: DefectKind
     layer: int | None
     bank: str | None
     message: str
+    component: str | None = None
 
 
 def manifest_defects(manifest: Manifest) -> tuple[ManifestDefect, ...]:
@@ -81,26 +84,28 @@ def _banks(layer: MoeLayer) -> Iterator[tuple[str, ExpertBank]]:
 def _layer(layer: MoeLayer, keys: set[str]) -> Iterator[ManifestDefect]:
     for name, bank in _banks(layer):
         for kind, text in _bank(layer, name, bank, keys):
-            yield ManifestDefect(
-                kind, layer.layer, name, f"layer {layer.layer}, {name} bank {text}"
-            )
+            yield _of(layer, kind, name, f"{layer.text}, {name} bank {text}")
     population, k = layer.routed_bank.experts, layer.router.selection.k
     if 0 < population < k:
-        yield ManifestDefect(
+        yield _of(
+            layer,
             DefectKind.TOP_K_ABOVE_POPULATION,
-            layer.layer,
             "routed",
-            f"layer {layer.layer} chooses {k} experts of a population of {population}",
+            f"{layer.text} chooses {k} experts of a population of {population}",
         )
     # The other way round is sound: a shared bank need not take part in the normalisation.
     # Shared experts of the graph are in no bank, and their number is stated in its place.
     if layer.router.shared_sink and layer.shared_bank is None and not layer.router.dense_sinks:
-        yield ManifestDefect(
+        yield _of(
+            layer,
             DefectKind.SINK_WITHOUT_SHARED_BANK,
-            layer.layer,
             None,
-            f"layer {layer.layer} lets shared experts take part in the routing but has none",
+            f"{layer.text} lets shared experts take part in the routing but has none",
         )
+
+
+def _of(layer: MoeLayer, kind: DefectKind, bank: str | None, message: str) -> ManifestDefect:
+    return ManifestDefect(kind, layer.layer, bank, message, layer.component)
 
 
 def _bank(
@@ -144,17 +149,14 @@ def _bank(
 
 
 def _duplicates(manifest: Manifest) -> Iterator[ManifestDefect]:
-    counts: dict[int, int] = {}
+    places: dict[tuple[str | None, int], list[MoeLayer]] = {}
     for layer in manifest.layers:
-        counts[layer.layer] = counts.get(layer.layer, 0) + 1
-    for number, count in counts.items():
-        if count > 1:
-            yield ManifestDefect(
-                DefectKind.DUPLICATE_LAYER,
-                number,
-                None,
-                f"layer {number} stands {count} times, expected once",
-            )
+        places.setdefault((layer.component, layer.layer), []).append(layer)
+    for first, *others in places.values():
+        if others:
+            count = 1 + len(others)
+            text = f"{first.text} stands {count} times, expected once"
+            yield _of(first, DefectKind.DUPLICATE_LAYER, None, text)
 
 
 def _same_storage(manifest: Manifest) -> Iterator[ManifestDefect]:
@@ -163,14 +165,14 @@ def _same_storage(manifest: Manifest) -> Iterator[ManifestDefect]:
         for name, bank in _banks(layer):
             if not bank.storage.strip():
                 continue
-            owner = f"layer {layer.layer}, {name} bank"
+            owner = f"{layer.text}, {name} bank"
             first = owners.get(bank.storage)
             if first is None:
                 owners[bank.storage] = owner
                 continue
-            yield ManifestDefect(
+            yield _of(
+                layer,
                 DefectKind.SAME_STORAGE,
-                layer.layer,
                 name,
                 f"{owner} names storage {shown(bank.storage)}, which is that of {first}",
             )

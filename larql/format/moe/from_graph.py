@@ -1,8 +1,8 @@
-"""The manifest that a component's own operations imply; the graph is the authority of the two."""
+"""The manifest that the components' operations imply; the graph is the authority of the two."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 from larql.format.graph import Component, RoutedFfn
 from larql.format.index import Representation
@@ -18,21 +18,35 @@ from larql.format.moe.manifest import (
     TopK,
     Transforms,
 )
+from larql.format.names import bank_key
 
-__all__ = ["ROUTED_BANK", "bank_files_of", "manifest_of"]
+__all__ = ["ROUTED_BANK", "Place", "bank_files_of", "manifest_of", "routed_layers"]
 
 ROUTED_BANK = 0
 """Id of the routed experts' bank in each file."""
 
+Place = tuple[str | None, int]
+"""Component and layer of a bank; None for the first component."""
+
+
+def routed_layers(components: Sequence[Component]) -> Iterator[tuple[Place, RoutedFfn]]:
+    """Yield the routed layers of a graph's components, in their order."""
+    for number, component in enumerate(components):
+        for layer in component.layers:
+            for block in layer.blocks:
+                if isinstance(block.mixer, RoutedFfn):
+                    yield (component.id if number else None, layer.index), block.mixer
+
 
 def bank_files_of(
-    component: Component, representations: Mapping[str, Representation]
-) -> dict[int, str]:
-    """Return by layer the file in which the operands of its experts begin.
+    components: Sequence[Component], representations: Mapping[str, Representation]
+) -> dict[Place, str]:
+    """Return by component and layer the file in which the operands of its experts begin.
 
     Parameters
     ----------
-    component : Component
+    components : sequence of Component
+        Those of a graph.
     representations : mapping
         Those of a container, by whatever key. Layers of which it holds no experts are left out.
     """
@@ -40,42 +54,38 @@ def bank_files_of(
     for value in representations.values():
         segments.setdefault(value.operand, value.segment)
     found = {}
-    for layer in component.layers:
-        for block in layer.blocks:
-            if isinstance(block.mixer, RoutedFfn):
-                named = (
-                    segments[contract.name]
-                    for contract in block.mixer.bank.contracts(layer.index, block.mixer.router.top)
-                    if contract.name in segments
-                )
-                first = next(named, None)
-                if first is not None:
-                    found[layer.index] = first
+    for place, mixer in routed_layers(components):
+        contracts = mixer.bank.contracts(place[1], mixer.router.top)
+        named = (segments[c.name] for c in contracts if c.name in segments)
+        first = next(named, None)
+        if first is not None:
+            found[place] = first
     return found
 
 
-def manifest_of(component: Component, files: Mapping[int, str]) -> Manifest | None:
-    """Return the manifest of a component's experts, None if it holds none.
+def manifest_of(components: Sequence[Component], files: Mapping[Place, str]) -> Manifest | None:
+    """Return the manifest of the experts of a graph, None if it holds none.
 
     Parameters
     ----------
-    component : Component
+    components : sequence of Component
+        Those of a graph.
     files : mapping
         The file of each routed layer's banks. Layers without one are not in the manifest: their
         experts are elsewhere.
     """
     layers = []
     storages = []
-    for layer in component.layers:
-        for block in layer.blocks:
-            if isinstance(block.mixer, RoutedFfn) and layer.index in files:
-                key = f"layer_{layer.index:03d}"
-                layers.append(_layer(layer.index, block.mixer, key))
-                storages.append(Storage(key, (files[layer.index],), ROUTED_BANK))
+    for place, mixer in routed_layers(components):
+        if place in files:
+            component, layer = place
+            key = bank_key(layer, component)
+            layers.append(_layer(component, layer, mixer, key))
+            storages.append(Storage(key, (files[place],), ROUTED_BANK))
     return Manifest(tuple(layers), tuple(storages)) if layers else None
 
 
-def _layer(index: int, mixer: RoutedFfn, key: str) -> MoeLayer:
+def _layer(component: str | None, index: int, mixer: RoutedFfn, key: str) -> MoeLayer:
     router, bank, groups = mixer.router, mixer.bank, mixer.router.groups
     return MoeLayer(
         layer=index,
@@ -116,4 +126,5 @@ def _layer(index: int, mixer: RoutedFfn, key: str) -> MoeLayer:
         routed_output_norm=None if mixer.post_norm is None else mixer.post_norm.weight,
         # Experts that every position passes through are dense, and stand in the graph alone.
         combine="replace" if mixer.shared is None and not mixer.weighted else "add",
+        component=component,
     )

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from larql.format.moe.programmes import InputSpace
+from larql.format.names import layer_text
 
 __all__ = [
     "MANIFEST_SCHEMA",
@@ -193,6 +194,8 @@ class MoeLayer:
         Operand ``[hidden]``: weight of a norm of the reduced output.
     combine : str
         What is done with it: ``add`` it to the shared output, or ``replace``, without one.
+    component : str or None
+        Whose layer it is; None: that of the graph's first component, the model proper.
     """
 
     layer: int
@@ -203,6 +206,12 @@ class MoeLayer:
     reduction: Literal["weighted_sum"] = "weighted_sum"
     routed_output_norm: str | None = None
     combine: Literal["add", "replace"] = "add"
+    component: str | None = None
+
+    @property
+    def text(self) -> str:
+        """For a message."""
+        return layer_text(self.layer, self.component)
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from larql.errors import LarqlError
@@ -18,7 +18,9 @@ from larql.format.moe.manifest_json import manifest_from_json
 __all__ = ["read_manifest", "verify_manifest"]
 
 
-def verify_manifest(container: Path, index: Index, component: Component) -> Iterator[Defect]:
+def verify_manifest(
+    container: Path, index: Index, components: Sequence[Component]
+) -> Iterator[Defect]:
     """Hold the manifest of routed experts against itself and the graph.
 
     Parameters
@@ -26,10 +28,10 @@ def verify_manifest(container: Path, index: Index, component: Component) -> Iter
     container : Path
         The directory.
     index : Index
-    component : Component
-        That routes to them.
+    components : sequence of Component
+        Those of the graph, which route to them.
     """
-    files = bank_files_of(component, index.representations)
+    files = bank_files_of(components, index.representations)
     name = index.moe_manifest
     if name is None:
         if files:
@@ -39,7 +41,7 @@ def verify_manifest(container: Path, index: Index, component: Component) -> Iter
     yield from defects
     if manifest is None:
         return
-    meant = manifest_of(component, files)
+    meant = manifest_of(components, files)
     for storage in manifest.storages:
         for file in storage.files:
             if file not in index.segments:
@@ -56,7 +58,9 @@ def read_manifest(container: Path, name: str) -> tuple[Manifest | None, list[Def
     except LarqlError as error:
         return None, [Defect(name, str(error).removeprefix(f"{path}: "))]
     return manifest, [
-        Defect(name, defect.message, BankPlace(defect.layer, defect.bank))
+        Defect(
+            name, defect.message, BankPlace(defect.layer, defect.bank, component=defect.component)
+        )
         for defect in manifest_defects(manifest)
     ]
 

@@ -146,6 +146,7 @@ def _notes(examiner: Examiner) -> Iterator[str]:
 def _targets(
     examiner: Examiner, component: Component, manifest: Manifest | None, partial: bool
 ) -> Iterator[_Target]:
+    beside = examiner.container.beside(component.id)
     for layer in component.layers:
         at = f"{component.id}.layer.{layer.index:03d}"
         for block in layer.blocks:
@@ -160,7 +161,7 @@ def _targets(
                     for contract in mixer.bank.contracts(layer.index, mixer.router.top)
                     if contract.name in named
                 ]
-                files = bank_files(manifest, layer.index)
+                files = bank_files(manifest, (beside, layer.index))
                 report = graph_bank(
                     examiner, f"{at}/experts", contracts, files, mixer.bank.experts, partial=partial
                 )
@@ -233,7 +234,7 @@ def _manifest_targets(examiner: Examiner, manifest: Manifest, partial: bool) -> 
                 continue
             report = manifest_bank(
                 examiner,
-                f"layer {layer.layer} {kind} bank",
+                f"{layer.text} {kind} bank",
                 bank,
                 storage_of(manifest, bank.storage),
                 searched=True,

@@ -6,6 +6,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
+from larql.format.names import layer_text
+
 __all__ = ["BankPlace", "Defect", "OperandContract", "Site", "above_0", "at_least_1", "equal"]
 
 
@@ -50,17 +52,20 @@ class BankPlace:
         What the regions are to an expert: ``down``, ``gate_up_fused``.
     segment : int or None
         Place among the bank's files. None: all of it, or it is not cut.
+    component : str or None
+        Whose layer it is; None: that of the model proper.
     """
 
     layer: int | None
     bank: str | None = None
     role: str | None = None
     segment: int | None = None
+    component: str | None = None
 
     def text(self) -> str:
         """Return it in words."""
         parts = [
-            None if self.layer is None else f"layer {self.layer}",
+            None if self.layer is None else layer_text(self.layer, self.component),
             None if self.bank is None else f"{self.bank} bank",
             self.role,
             None if self.segment is None else f"segment {self.segment}",

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from larql.errors import UsageError
+from larql.errors import ContainerError, UsageError
 from larql.format.banks import find_schema
 from larql.format.container import Container
 from larql.format.graph import Component, Graph
@@ -16,6 +16,7 @@ from larql.format.lyrw.v2 import bank_file_name
 from larql.format.moe.from_graph import bank_files_of, manifest_of
 from larql.format.moe.manifest import Manifest
 from larql.format.moe.profiles import select
+from larql.format.names import check_relative_name
 from larql.format.slicing.banks import cut_tables
 from larql.format.slicing.parts import Use, operand_uses
 from larql.format.slicing.presets import EVERYTHING, PRESETS, Part, file_part
@@ -156,7 +157,7 @@ def plan_slice(container: Container, wanted: Request) -> SlicePlan:
     check_named(container, wanted, {use.part for use in uses})
     kept = _kept(wanted, uses)
     found = {k: v for k, v in container.index.representations.items() if v.operand in kept}
-    made, held = _cut_banks(container, found, wanted.experts)
+    made, held = _cut_banks(container, found, wanted.experts, main.id)
     stored = {
         key: dataclasses.replace(value, segment=held.get(value.segment, (value.segment,))[0])
         for key, value in found.items()
@@ -168,7 +169,7 @@ def plan_slice(container: Container, wanted: Request) -> SlicePlan:
     operands = frozenset(value.operand for value in stored.values())
     return SlicePlan(
         graph=graph,
-        manifest=_manifest(container, main, stored, held),
+        manifest=_manifest(container, graph.components, stored, held),
         representations=stored,
         linked=(*linked, *texts_of(container, wanted)),
         segments=segments,
@@ -247,6 +248,7 @@ def _cut_banks(
     container: Container,
     kept: Mapping[str, Representation],
     experts: tuple[int, int] | None,
+    main: str,
 ) -> tuple[dict[str, BankCut], dict[str, tuple[str, ...]]]:
     """Return the files of banks that are written anew, and which files hold each old one's banks.
 
@@ -265,6 +267,8 @@ def _cut_banks(
         )
     for segment, values in by_segment.items():
         names: list[str] = []
+        owner = values[0].operand.partition(".")[0]
+        beside = None if owner == main else owner
         for name in container.bank_names(segment):
             file = container.bank_file(name)
             found = [find_schema(file, value) for value in values]
@@ -278,7 +282,9 @@ def _cut_banks(
                 index = tables.segments[0].segment_index if tables.one_of_several else None
                 # A file that loses regions and no entries keeps its name.
                 same = tables.segments == file.tables.segments
-                old, name = name, name if same else bank_file_name(tables.logical_layer, index)
+                old, layer = name, tables.logical_layer
+                name = name if same else bank_file_name(layer, index, beside)
+                check_relative_name(name, str(container.path), ContainerError)
                 made[name] = BankCut(old, tables)
             names.append(name)
         held[segment] = tuple(names)
@@ -323,13 +329,13 @@ def texts_of(container: Container, wanted: Request) -> Iterator[str]:
 
 def _manifest(
     container: Container,
-    main: Component,
+    components: Sequence[Component],
     kept: Mapping[str, Representation],
     held: Mapping[str, tuple[str, ...]],
 ) -> Manifest | None:
     """Return the manifest of the layers whose banks are kept, None where none is."""
-    files = bank_files_of(main, kept)
-    manifest = manifest_of(main, files)
+    files = bank_files_of(components, kept)
+    manifest = manifest_of(components, files)
     if manifest is None:
         return None
     by_first = {names[0]: (old, names) for old, names in held.items() if names}

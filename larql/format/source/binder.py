@@ -154,14 +154,15 @@ class Binder:
         self.bindings[operand] = Binding(operand, self.source(source, expected), shape, rows)
         return operand
 
-    def beside(self, component: str, naming: Naming) -> Self:
+    def beside(self, component: str, naming: Naming, tensors: Mapping[str, SourceTensor]) -> Self:
         """Return one for another component, which adds to what this one has collected.
 
-        Problems of its tensors are its own: nothing of this component hangs on them.
+        Its tensors are given, and how they are spelt and what is wrong with them is its own:
+        nothing of this component hangs on them.
         """
         other = type(self)(
             self.config,
-            self.tensors,
+            tensors,
             self._same_bytes,
             naming,
             component,

@@ -25,7 +25,6 @@ from larql.format.index import (
     dump_json,
     index_to_json,
 )
-from larql.format.lyrw.v2 import bank_file_name
 from larql.format.moe.from_graph import manifest_of
 from larql.format.moe.manifest_json import manifest_to_json
 from larql.format.progress import Progress
@@ -34,6 +33,7 @@ from larql.format.source.binding import Binding
 from larql.format.source.checkpoint import Checkpoint
 from larql.format.source.compiler import Compiled, compile_checkpoint
 from larql.format.source.extract_banks import (
+    bank_file_of,
     bank_recoding,
     bank_representation,
     write_layer_banks,
@@ -129,9 +129,8 @@ def graph_document(compiled: Compiled) -> bytes:
 
 def manifest_document(compiled: Compiled) -> bytes | None:
     """Return the bytes of ``moe_manifest.json``, None where no expert is routed to."""
-    component = compiled.graph.components[0]
-    files = {bank.layer: bank_file_name(bank.layer) for bank in compiled.banks}
-    manifest = manifest_of(component, files)
+    files = {(bank.component, bank.layer): bank_file_of(bank) for bank in compiled.banks}
+    manifest = manifest_of(compiled.graph.components, files)
     return None if manifest is None else dump_json(manifest_to_json(manifest))
 
 
@@ -292,9 +291,9 @@ def _write(
             "component": name.split(".")[0],
             "representations": [b.operand for b in bindings],
         }
-    routed: dict[int, list[BankBinding]] = {}
+    routed: dict[str, list[BankBinding]] = {}
     for bank in compiled.banks:
-        routed.setdefault(bank.layer, []).append(bank)
+        routed.setdefault(bank.object, []).append(bank)
     if routed:
         (directory / "routed").mkdir()
     for banks in routed.values():

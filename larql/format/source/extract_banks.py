@@ -24,6 +24,7 @@ from larql.format.source.pieces import BankBinding, piece_chunks
 from larql.format.source.recode import Recoding, choose_encoding, recoded
 
 __all__ = [
+    "bank_file_of",
     "bank_recoding",
     "bank_representation",
     "entry_chunks",
@@ -34,6 +35,11 @@ __all__ = [
 Digest = Any  # hashlib's objects have no public type
 
 _READABLE = 16  # logical columns of padded rows are a multiple, or no production kernel reads them
+
+
+def bank_file_of(binding: BankBinding) -> str:
+    """Return the file that holds an operand's regions."""
+    return bank_file_name(binding.layer, component=binding.component)
 
 
 def bank_recoding(binding: BankBinding, quant: str | None) -> Recoding:
@@ -72,7 +78,7 @@ def bank_representation(binding: BankBinding, recoding: Recoding, sha256: str) -
         encoding=recoding.encoding,
         fidelity=exact if recoding.verbatim else recoding.fidelity,
         shape=binding.shape,
-        segment=bank_file_name(binding.layer),
+        segment=bank_file_of(binding),
         tensor=region_name(ROUTED_BANK, binding.number),
         source=_source(binding, sha256),
         requested=recoding.requested,
@@ -184,7 +190,7 @@ def write_layer_banks(
     CompileError, EncodingError, SourceError
         If a region cannot be read or encoded.
     """
-    name = bank_file_name(bindings[0].layer)
+    name = bank_file_of(bindings[0])
     tables = _tables(bindings, recodings)
     if len({b.shape[0] for b in bindings}) != 1:
         raise CompileError(f"{name}: the operands of a bank are of different populations")

@@ -9,6 +9,7 @@ from typing import Literal
 from larql.errors import EncodingError
 from larql.format.encoding import ENCODINGS, Encoding
 from larql.format.lyrw.codes import Role
+from larql.format.names import component_beside
 from larql.format.rows import RowSelection
 from larql.format.source.checkpoint import Checkpoint, SourceTensor
 
@@ -86,6 +87,11 @@ class BankBinding:
     def object(self) -> str:
         """The logical object, e.g. ``target.layer.007``."""
         return self.operand.split("/", 1)[0]
+
+    @property
+    def component(self) -> str | None:
+        """Whose layer it is; None: that of the model proper."""
+        return component_beside(self.operand)
 
     @property
     def rows(self) -> int:

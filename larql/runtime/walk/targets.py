@@ -210,7 +210,7 @@ def manifest_targets(manifest: m.Manifest) -> Iterator[BankTarget]:
             latent = bank.input_space == "latent"
             around = layer.transforms if latent else None
             yield BankTarget(
-                f"layer {layer.layer} {kind} bank",
+                f"{layer.text} {kind} bank",
                 layer.layer,
                 0,
                 (),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -19,13 +20,15 @@ from larql.runtime.planes import read_planes
 from larql.runtime.run import Run, RunOptions, open_run
 from larql.runtime.sampling import Sampler, Sampling
 from tests.builders.containers import copy_container, make_container
-from tests.builders.hybrids import Tensors, changed, draft_tensors, nested, recorded
+from tests.builders.hybrids import Tensors, changed, draft_tensors, nested, recorded, with_experts
 from tests.builders.safetensors import write_safetensors_dir
 from tests.naive.draft_head import draft_logits
 
 NAME = "qwen3_5"
+HEADS = ("dense", "dense trunk", "routed trunk", "apart", "packed")
 TOKENS = [3, 1, 4, 1, 5, 9, 2, 6, 53, 58, 9, 7]
 Made = Callable[..., tuple[Container, Tensors]]
+Heads = Callable[[str], tuple[dict[str, Any], Container, Tensors]]
 
 
 @pytest.fixture(scope="module")
@@ -58,6 +61,27 @@ def with_head(tmp_path_factory: pytest.TempPathFactory) -> Made:
     return make
 
 
+@pytest.fixture(scope="module")
+def heads(with_head: Made, tmp_path_factory: pytest.TempPathFactory) -> Heads:
+    """Make a model whose draft head has one of the networks of ``HEADS``."""
+    kept: dict[str, tuple[dict[str, Any], Container, Tensors]] = {}
+
+    def make(kind: str) -> tuple[dict[str, Any], Container, Tensors]:
+        if kind == "dense":
+            return recorded(NAME)[0], *with_head()
+        if kind not in kept:
+            config, tensors, extra = with_experts(kind)
+            for norm in [key for key in extra if "norm" in key]:
+                extra[norm] = extra[norm] * np.float32(0.3)
+            at = tmp_path_factory.mktemp("experts")
+            directory = write_safetensors_dir(at / "c", config, {**tensors, **extra})
+            made = make_container(directory, at / "m.vindex3")
+            kept[kind] = config, made, {**tensors, **extra}
+        return kept[kind]
+
+    return make
+
+
 def hidden_states(run: Run) -> np.ndarray:
     return read_planes(run.prepared, TOKENS, None).final_norm.astype(np.float64)
 
@@ -69,22 +93,26 @@ def head_logits(run: Run, chunk: int | None = None) -> np.ndarray:
 
 
 @pytest.mark.parametrize("backend", ["production", "reference"])
-def test_its_logits_are_those_of_the_formula(with_head: Made, backend: str) -> None:
-    container, tensors = with_head()
+@pytest.mark.parametrize("kind", HEADS)
+def test_its_logits_are_those_of_the_formula(heads: Heads, kind: str, backend: str) -> None:
+    config, container, tensors = heads(kind)
     run = open_run(container, RunOptions(backend=backend))
-    expected = draft_logits(recorded(NAME)[0], tensors, hidden_states(run), TOKENS)
+    expected = draft_logits(config, tensors, hidden_states(run), TOKENS)
     found = head_logits(run)
     assert found.shape == (len(TOKENS) - 1, 96)
     assert np.abs(found - expected).max() < 2e-4 * np.abs(expected).max()
     # and the formula tells mistakes apart: each of these is far from it
-    config = recorded(NAME)[0]
     hidden = config["hidden_size"]
     fc = tensors["mtp.fc.weight"]
     a, b = "mtp.pre_fc_norm_embedding.weight", "mtp.pre_fc_norm_hidden.weight"
-    for wrong in (
-        {**tensors, "mtp.fc.weight": np.concatenate([fc[:, hidden:], fc[:, :hidden]], axis=1)},
-        {**tensors, a: tensors[b], b: tensors[a]},
-    ):
+    mistakes = [
+        {"mtp.fc.weight": np.concatenate([fc[:, hidden:], fc[:, :hidden]], axis=1)},
+        {a: tensors[b], b: tensors[a]},
+    ]
+    if kind != "dense":
+        router, gate = (f"mtp.layers.0.mlp.{n}.weight" for n in ("gate", "shared_expert_gate"))
+        mistakes += [{router: tensors[router][::-1]}, {gate: -tensors[gate]}]
+    for wrong in ({**tensors, **mistake} for mistake in mistakes):
         other = draft_logits(config, wrong, hidden_states(run), TOKENS)
         assert np.abs(other - expected).max() > 0.05 * np.abs(expected).max()
     before = read_planes(run.prepared, TOKENS, None).layers[-1].astype(np.float64)
@@ -110,8 +138,9 @@ def test_the_first_half_of_the_projection_is_the_embedding_s(with_head: Made, ba
 
 
 @pytest.mark.parametrize("backend", ["production", "reference"])
-def test_steps_and_chunks_are_the_same_bits(with_head: Made, backend: str) -> None:
-    run = open_run(with_head()[0], RunOptions(backend=backend))
+@pytest.mark.parametrize("kind", HEADS)
+def test_steps_and_chunks_are_the_same_bits(heads: Heads, kind: str, backend: str) -> None:
+    run = open_run(heads(kind)[1], RunOptions(backend=backend))
     whole = head_logits(run)
     assert head_logits(run, 3).tobytes() == whole.tobytes()
     head, session = DraftHead(run.prepared, "mtp", 16), run.session(16)
@@ -122,15 +151,17 @@ def test_steps_and_chunks_are_the_same_bits(with_head: Made, backend: str) -> No
     assert whole[0].tobytes() != whole[-1].tobytes()
 
 
-def test_it_reads_only_what_is_its_own_and_leaves_the_trunk_alone(with_head: Made) -> None:
-    container, _ = with_head()
+@pytest.mark.parametrize("kind", HEADS)
+def test_it_reads_only_what_is_its_own_and_leaves_the_trunk_alone(heads: Heads, kind: str) -> None:
+    _, container, _ = heads(kind)
     run = open_run(container, RunOptions())
     session = run.session(16)
     before = session.logits(session.advance(TOKENS)).tobytes()
     head = DraftHead(run.prepared, "mtp", 16)
     stored = container.operands
     own = [name for name in stored if name.startswith("mtp.")]
-    assert head.prepared.reads == len(own)
+    entries = sum(stored[n].shape[0] - 1 for n in own if "/experts." in n)
+    assert head.prepared.reads == len(own) + entries
     assert head.prepared.bytes_read == sum(stored[name].nbytes for name in own)
     assert head.prepared.backend is run.prepared.backend
     assert [r.spec.layer for r in head.session.state.regions] == [0]
@@ -141,10 +172,11 @@ def test_it_reads_only_what_is_its_own_and_leaves_the_trunk_alone(with_head: Mad
 
 @pytest.mark.parametrize("backend", ["production", "reference"])
 @pytest.mark.parametrize("sampling", [Sampling(), Sampling(0.9, seed=2)], ids=["greedy", "drawn"])
+@pytest.mark.parametrize("kind", ["dense", "routed trunk"])
 def test_speculating_with_it_gives_the_tokens_of_single_steps(
-    with_head: Made, backend: str, sampling: Sampling
+    heads: Heads, kind: str, backend: str, sampling: Sampling
 ) -> None:
-    run = open_run(with_head()[0], RunOptions(backend=backend))
+    run = open_run(heads(kind)[1], RunOptions(backend=backend))
     made = []
     for most in (None, 1, 3):
         session = run.session(48)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from larql.format.graph import Component
+from larql.format.graph import Component, Mixer
 from larql.format.source.builder import Builder, Family
+from larql.format.source.families import qwen_draft, qwen_routed
 from larql.format.source.families import qwen_hybrid as hybrid
-from larql.format.source.families import qwen_routed
 from larql.format.source.families.qwen3_5 import PARTS, PREFIXES
 from larql.format.source.families.qwen_gguf import gguf_numbers
 from larql.format.source.gguf_experts import gguf_experts
@@ -30,11 +30,7 @@ def _hugging_face(b: Builder) -> Component:
     n = hybrid.numbers(b, _DEFAULTS)
     b.config.neutral("mlp_only_layers", [])
     experts = qwen_routed.numbers(b, _EXPERTS, renormalises=None)
-    b.config.irrelevant("mtp_num_hidden_layers", "mtp_use_dedicated_embeddings")
-    drafts = [name for name in b.tensors if name.startswith("mtp.")]
-    if drafts:
-        b.leave(drafts, "a draft head with experts of its own")
-        b.notes.append(f"{len(drafts)} tensors of the draft head were left behind")
+    qwen_draft.keys(b)
     return hybrid.component(
         b, n, hybrid.one_tensor(n.delta), lambda i: qwen_routed.routed_ffn(b, i, n, experts)
     )
@@ -51,10 +47,19 @@ def _gguf(b: Builder) -> Component:
     )
 
 
+def _draft_ffn(b: Builder, n: hybrid.Numbers) -> Mixer:
+    return qwen_routed.routed_ffn(b, 0, n, qwen_routed.numbers(b, _EXPERTS, renormalises=None))
+
+
+def _drafts(b: Builder, component: Component) -> Component | None:
+    return qwen_draft.drafts(b, component, {**PARTS, **qwen_routed.PARTS}, _DEFAULTS, _draft_ffn)
+
+
 FAMILY = Family(
     name="qwen3_5_moe",
     model_types=("qwen3_5_moe", "qwen3_5_moe_text"),
     architectures=("qwen35moe",),
     hugging_face=_hugging_face,
     gguf=_gguf,
+    drafts=_drafts,
 )

@@ -2,7 +2,8 @@
 
 ``in_proj_qkvz`` holds for each key head its query rows, its key rows, and the value and gate rows
 of the value heads that share it; ``in_proj_ba`` likewise the rows of the two small projections.
-GGUF files take the first apart, but for the oldest, and keep the second.
+GGUF files take the first apart, but for the oldest, and keep the second. A draft head, where there
+is one, routes as the other layers do; GGUF files have none.
 """
 
 from __future__ import annotations
@@ -12,8 +13,8 @@ from larql.format.rows import RowSelection
 from larql.format.source import routed
 from larql.format.source.binder import Part
 from larql.format.source.builder import Builder, Family
+from larql.format.source.families import qwen_draft, qwen_routed
 from larql.format.source.families import qwen_hybrid as hybrid
-from larql.format.source.families import qwen_routed
 from larql.format.source.families.qwen_gguf import gguf_numbers
 from larql.format.source.gguf_experts import gguf_experts
 from larql.format.source.names import Naming, hugging_face_naming
@@ -45,8 +46,7 @@ def _hugging_face(b: Builder) -> Component:
     n = hybrid.numbers(b, _DEFAULTS)
     sparse = _sparse_layers(b, len(n.kinds))
     experts = qwen_routed.numbers(b, _EXPERTS, renormalises=True) if sparse else None
-    b.config.irrelevant("mtp_num_hidden_layers", "mtp_use_dedicated_embeddings")
-    b.leave((name for name in b.tensors if name.startswith("mtp.")), "a draft head")
+    qwen_draft.keys(b)
 
     def ffn(i: int) -> Mixer:
         if i in sparse and experts is not None:
@@ -75,6 +75,16 @@ def _gguf(b: Builder) -> Component:
         return b.gated_ffn(i, n.hidden, n.ffn, n.activation, bias=False)
 
     return hybrid.component(b, n, packing, ffn)
+
+
+def _draft_ffn(b: Builder, n: hybrid.Numbers) -> Mixer:
+    if b.naming.tensor("ffn.gate", 0, ".weight") in b.tensors:
+        return b.gated_ffn(0, n.hidden, n.ffn, n.activation, bias=False)
+    return qwen_routed.routed_ffn(b, 0, n, qwen_routed.numbers(b, _EXPERTS, renormalises=True))
+
+
+def _drafts(b: Builder, component: Component) -> Component | None:
+    return qwen_draft.drafts(b, component, _PARTS, _DEFAULTS, _draft_ffn)
 
 
 def _sparse_layers(b: Builder, layers: int) -> frozenset[int]:
@@ -119,4 +129,5 @@ FAMILY = Family(
     architectures=("qwen3next",),
     hugging_face=_hugging_face,
     gguf=_gguf,
+    drafts=_drafts,
 )
