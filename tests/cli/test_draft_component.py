@@ -197,6 +197,18 @@ def test_a_defect_of_its_bank_says_whose_it_is(tmp_path: Path, cli: Run) -> None
     assert refused.status == 2 and "mtp.layer.000/experts" in refused.problem
 
 
+def test_the_target_is_not_asked_for_what_is_the_head_s(tmp_path: Path, cli: Run) -> None:
+    made = tmp_path / "m.vindex3"
+    cli("extract", routing(tmp_path / "c", "routed trunk"), "-o", made).ok()
+    for file in ("segments/mtp.layer.000.safetensors", "routed/mtp.layer_000.lyrw"):
+        (made / file).unlink()
+    operations = cli("vindex3", "capability", made, "--json").json["operations"]
+    found = {op["component"]: op["diagnoses"] for op in operations if op["name"] == "local_decode"}
+    assert found["target"] == []
+    wheres = " ".join(diagnosis["where"] for diagnosis in found["mtp"])
+    assert "mtp.layer.000/ffn.router.weight" in wheres and "mtp.layer.000/experts" in wheres
+
+
 def test_a_manifest_that_gives_its_bank_to_another_component_is_a_defect(
     tmp_path: Path, cli: Run
 ) -> None:
