@@ -64,7 +64,7 @@ def drafts(
         return None
     naming = hugging_face_naming(_DRAFT, "", parts)
     b = target.beside("mtp", Naming({**naming.parts, **_PARTS}), own)
-    draft = _draft(b, component, hybrid.numbers(b, defaults), ffn)
+    draft = _draft(b, component, hybrid.numbers(target, defaults), ffn)
     if not b.problems.found:
         return draft
     for bound in (b.bindings, b.banks):
