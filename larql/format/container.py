@@ -208,8 +208,7 @@ class Container:
                     raise BindingDefect(f"{self.path}: {defect.line()}")
                 return component
         known = ", ".join(component.id for component in self.graph.components)
-        left = self.draft_head_left_behind
-        why = "" if left is None else f"; {left}"
+        why = "" if (left := self.draft_head_left_behind) is None else f"; {left}"
         raise UsageError(f"{self.path}: no component {name!r}; it has {known}{why}")
 
     @property
