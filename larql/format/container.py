@@ -189,7 +189,7 @@ class Container:
         self._checked.add(name)
 
     def beside(self, name: str) -> str | None:
-        """Return a component's id, None of the graph's first one, the model proper."""
+        """Return a component's id; None: it is the graph's first, the model proper."""
         return None if name == self.graph.components[0].id else name
 
     def component(self, name: str) -> Component:
@@ -208,8 +208,7 @@ class Container:
                     raise BindingDefect(f"{self.path}: {defect.line()}")
                 return component
         known = ", ".join(component.id for component in self.graph.components)
-        left = self.draft_head_left_behind
-        why = "" if left is None else f"; {left}"
+        why = "" if (left := self.draft_head_left_behind) is None else f"; {left}"
         raise UsageError(f"{self.path}: no component {name!r}; it has {known}{why}")
 
     @property

@@ -344,7 +344,8 @@ def test_banks_of_experts_are_shown_and_their_defects_placed(tmp_path: Path, cli
     assert answer.status == 1
     (defect,) = answer.json["defects"]
     assert defect["where"] == "routed/layer_001.seg01.lyrw"
-    assert defect["place"] == {"layer": 1, "bank": "routed", "role": None, "segment": 1}
+    place = {"layer": 1, "bank": "routed", "role": None, "segment": 1, "component": None}
+    assert defect["place"] == place
     (container / "moe_manifest.json").write_text("{}")
     answer = cli("show", container).ok()
     assert "the banks of experts cannot be shown: moe_manifest.json: " in answer.err

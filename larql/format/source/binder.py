@@ -157,7 +157,8 @@ class Binder:
     def beside(self, component: str, naming: Naming, tensors: Mapping[str, SourceTensor]) -> Self:
         """Return one for another component, which adds to what this one has collected.
 
-        Its tensors are given, and how they are spelt and what is wrong with them is its own.
+        Its tensors are given, and how they are spelt and what is wrong with them is its own:
+        nothing of this component hangs on them.
         """
         other = type(self)(
             self.config,
