@@ -100,7 +100,7 @@ def test_a_manifest_that_is_not_sound_is_refused_by_what_runs_and_what_judges(
         path.unlink()
     else:
         manifest = json.loads(path.read_text())
-        manifest["layers"][0]["selection"]["k"] += 1
+        manifest["layers"][0]["router"]["selection"]["k"] += 1
         path.write_text(json.dumps(manifest))
     if change == "vouched":
         vouch_for(model, path.name)
@@ -108,7 +108,7 @@ def test_a_manifest_that_is_not_sound_is_refused_by_what_runs_and_what_judges(
     assert answer.status == 2 and "moe_manifest.json" in answer.problem
     judged = cli("vindex3", "capability", model, "--json")
     assert judged.status == 1
-    decode = next(o for o in judged.json["operations"] if "decode" in o["operation"])
+    decode = next(o for o in judged.json["operations"] if o["name"] == "local_decode")
     assert "moe_manifest.json" in json.dumps(decode)
 
 
