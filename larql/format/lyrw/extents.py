@@ -164,17 +164,37 @@ def _alone(region: Region, size: int, tables_end: int, align: int) -> str | None
 def _overlaps(regions: Sequence[Region]) -> Iterator[RegionDefect]:
     """Yield overlaps that are neither one extent used twice nor a part of its entry's region."""
     ordered = sorted(regions, key=lambda region: (region.offset, -region.length))
-    # Those that reach beyond the current offset, each inside the one before it.
+    # The extents that reach beyond the current offset, each inside the one before it, and of one
+    # entry where they are several.
     around: list[Region] = []
+    shared: Region | None = None  # has the outermost extent too, for another entry
     for region in ordered:
         while around and around[-1].end <= region.offset:
             around.pop()
-        if around:
-            problem = _together(around[-1], region)
-            if problem is not None:
-                yield _defect(region, problem, around[-1])
-                continue
-        around.append(region)
+        if not around:
+            shared = None
+            around.append(region)
+            continue
+        outer = around[-1]
+        if (outer.offset, outer.length) == (region.offset, region.length):
+            if _entry(region) == _entry(outer):
+                others = [outer]
+            elif len(around) > 1:
+                others = [outer, around[0]]
+            else:
+                others, shared = [outer], region
+        else:
+            others = [outer] if shared is None else [outer, shared]
+        found = ((other, _together(other, region)) for other in others)
+        against, problem = next((pair for pair in found if pair[1] is not None), (outer, None))
+        if problem is not None:
+            yield _defect(region, problem, against)
+        elif region.end < outer.end or region.offset > outer.offset:
+            around.append(region)
+
+
+def _entry(region: Region) -> tuple[int, int]:
+    return region.bank, region.entry
 
 
 def _together(outer: Region, inner: Region) -> str | None:
@@ -186,8 +206,7 @@ def _together(outer: Region, inner: Region) -> str | None:
             f"and {other} are one extent at byte {inner.offset}, but disagree about its format "
             "or shape"
         )
-    same_entry = (outer.bank, outer.entry) == (inner.bank, inner.entry)
-    if same_entry and inner.end <= outer.end:
+    if _entry(outer) == _entry(inner) and inner.end <= outer.end:
         return None
     return (
         f"begins at byte {inner.offset}, inside {other}, which is bytes {outer.offset} to "

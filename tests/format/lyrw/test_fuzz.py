@@ -243,6 +243,8 @@ LENGTHS = st.one_of(st.sampled_from([64, 128]), st.integers(0, 200), st.just((1 
 @given(table=st.lists(st.tuples(PLACES, LENGTHS), min_size=4, max_size=4), known=st.booleans())
 @example(table=[(256, 128), (256, 128), (384, 64), (448, 64)], known=False)
 @example(table=[(256, 64), (320, 64), (384, 64), (448, 64)], known=True)
+@example(table=[(192, 64), (192, 65), (192, 64), (192, 64)], known=False)
+@example(table=[(192, 128), (192, 64), (192, 128), (320, 64)], known=False)
 def test_entry_tables(place: Path, table: list[tuple[int, int]], known: bool) -> None:
     """Overlaps, misplaced and out-of-range regions, against a quadratic check."""
     code = 0 if known else 9
