@@ -49,6 +49,8 @@ def sha256_of(path: Path, progress: Progress | None = None) -> str:
     """
     try:
         real = path.resolve(strict=True)
+        if not real.is_file():  # opening a pipe would wait for a writer that may never come
+            raise SourceError(f"{path}: is not a regular file; check the path")
         with real.open("rb", buffering=0) as file:
             before = os.fstat(file.fileno())
             remembered = _recall(real, _stamp(before))

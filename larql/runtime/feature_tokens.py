@@ -50,7 +50,7 @@ def survey_tokens(
 
     arithmetic.check(head)
     nothing = np.empty(0, np.int64), np.empty((len(directions), 0), np.float32)
-    found = Survey.begin(*nothing, top)
+    found = Survey.begin(*nothing, min(top, head.shape[0]))
     arithmetic.memory.restart()
     x = arithmetic.inputs(np.ascontiguousarray(directions))
     for first in range(0, head.shape[0], _ROWS):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ import numpy as np
 import pytest
 
 from larql.cli.main import main
-from tests.builders.containers import flip_byte
+from tests.builders.containers import copy_container, flip_byte
 from tests.builders.vindex2 import vouch_v2, write_tiny
 from tests.cli.conftest import Run
 from tests.cli.test_commands import imported_by
@@ -218,6 +219,31 @@ def test_a_range_of_layers_keeps_its_numbers(cli: Run, experts: Path, tmp_path: 
     cli("slice", cut, "-o", again, "--layers", "1:2").ok()
     cli("verify", again).ok()
     assert index_of(again)["derived_from_model"] == index_of(cut)["derived_from_model"]
+
+
+@pytest.mark.parametrize("given", [["--layers", "1:2"], ["--layers", "0:1", "--draft-depth", "2"]])
+def test_a_range_of_dense_layers_is_sound(
+    cli: Run, vindex: Path, tmp_path: Path, given: list[str]
+) -> None:
+    cut = tmp_path / "s"
+    cli("slice", vindex, "-o", cut, *given).ok()
+    cli("verify", cut).ok()
+    cli("publish", cut, "a/b", "--dry-run").ok()
+
+
+def test_what_is_no_file_is_refused_and_not_waited_for(
+    cli: Run, vindex: Path, tmp_path: Path
+) -> None:
+    damaged = copy_container(vindex, tmp_path / "m")
+    (damaged / "down_meta.bin").unlink()
+    os.mkfifo(damaged / "down_meta.bin")
+    assert "not a regular file" in cli("walk", damaged, "--tokens", "1").problem
+
+
+def test_more_is_asked_for_than_there_is(cli: Run, vindex: Path) -> None:
+    walked = cli("walk", vindex, "--tokens", "1", "--top-k", str(10**8), "--json").ok().json
+    features = {row["layer"]: row["num_features"] for row in index_of(vindex)["layers"]}
+    assert {b["layer"]: len(b["hits"]) for b in walked["banks"]} == features
 
 
 def test_shards_of_experts_keep_the_population(cli: Run, experts: Path, tmp_path: Path) -> None:

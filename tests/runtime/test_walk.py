@@ -502,7 +502,17 @@ def test_files_that_are_no_arrays_are_refused(
     (tmp_path / "v.npy").write_bytes(b"no array")
     np.savez(tmp_path / "w.npz", a=np.ones(3))
     np.save(tmp_path / "o.npy", np.array([{}], dtype=object), allow_pickle=True)
-    for name in ("v.npy", "w.npz", "o.npy", "absent.npy"):
+    (tmp_path / "zip.npy").write_bytes(b"PK\3\4" + bytes(24))
+    for name, header in (
+        ("many", "{'descr': '<f4', 'fortran_order': False, 'shape': (1000000000000,), }"),
+        ("huge", "{'descr': '<f4', 'fortran_order': False, 'shape': (1180591620717411303424,), }"),
+        ("open", "(" * 5000),
+    ):
+        text = header.encode().ljust(5999) + b"\n"
+        magic = b"\x93NUMPY\2\0" + len(text).to_bytes(4, "little")
+        (tmp_path / f"{name}.npy").write_bytes(magic + text + bytes(8))
+    hostile = ("zip.npy", "many.npy", "huge.npy", "open.npy")
+    for name in ("v.npy", "w.npz", "o.npy", "absent.npy", *hostile):
         with pytest.raises(UsageError, match="--vector"):
             read_vector(tmp_path / name)
     np.save(tmp_path / "r.npy", np.ones((1, 64), np.float64))

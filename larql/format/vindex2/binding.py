@@ -154,9 +154,9 @@ def _of_manifest(entry: WeightEntry | None, place: Place, index: Vindex2Index) -
 def _features(index: Vindex2Index, place: Place) -> Representation:
     layer = place.contract.layer
     features = None if layer is None else index.features(layer)
-    if features is None:
-        raise _AbsentError(f"the index lists no gate vectors of layer {layer}; extract it again")
     rows = place.contract.shape[0]
+    if features is None or (rows and not features.num_features):  # a cut leaves layers out so
+        raise _AbsentError(f"the index lists no gate vectors of layer {layer}; extract it again")
     if features.num_features != rows:
         raise _ContradictionError(
             f"has {features.num_features} features of layer {layer}, the model has {rows}"

@@ -382,7 +382,9 @@ class Vindex2(Container):
         """
         self.check_bytes(DOWN_META)
         details = self.details
-        return DownMeta(self.path / DOWN_META, details.feature_counts, details.down_top_k)
+        return DownMeta(
+            self.path / DOWN_META, details.feature_counts, details.down_top_k, details.vocab_size
+        )
 
     def tensor(self, key: str) -> Matrix:
         """Return a tensor that the manifest lists.

@@ -148,8 +148,8 @@ class DownMeta:
         The file.
     counts : sequence of int
         Features of each layer, as the index has them.
-    top_k : int
-        As the index has it.
+    top_k, vocab_size : int
+        As the index has them.
 
     Raises
     ------
@@ -159,8 +159,9 @@ class DownMeta:
         If it is missing, not of this kind, or contradicts the index in layers, top_k or length.
     """
 
-    def __init__(self, path: Path, counts: Sequence[int], top_k: int) -> None:
+    def __init__(self, path: Path, counts: Sequence[int], top_k: int, vocab_size: int) -> None:
         self.path = path
+        self.vocab_size = vocab_size
         self.counts = tuple(counts)
         self.top_k = top_k
         with open_regular(path, ContainerError) as (descriptor, status):
@@ -203,7 +204,8 @@ class DownMeta:
         UsageError
             If there is no such layer.
         ContainerError
-            If a record says that it has more tokens than there is room for, or the file changed.
+            If a record says that it has more tokens than there is room for, has one outside the
+            vocabulary or a score that is not finite, or the file changed.
         """
         import numpy as np
 
@@ -222,6 +224,18 @@ class DownMeta:
             raise ContainerError(
                 f"{self.path}: layer {layer}, feature {feature}: has {records['n'][feature]} "
                 f"tokens, expected at most {self.top_k}"
+            )
+        counted = np.arange(self.top_k) < records["n"][:, None]
+        told = records["top"]
+        strange = counted & ((told["token"] >= self.vocab_size) | ~np.isfinite(told["score"]))
+        wrong = np.flatnonzero(strange.any(axis=1))
+        if wrong.size:
+            feature = int(wrong[0])
+            one = told[feature][strange[feature]][0]
+            raise ContainerError(
+                f"{self.path}: layer {layer}, feature {feature}: has token {one['token']} with "
+                f"score {one['score']}, expected one below {self.vocab_size} and a finite score; "
+                f"extract the model again"
             )
         return records
 

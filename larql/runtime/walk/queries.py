@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from tokenize import TokenError
 from typing import TYPE_CHECKING, Literal
+from zipfile import BadZipFile
 
 import numpy as np
 import numpy.typing as npt
@@ -62,6 +64,10 @@ class Query:
     consumed: tuple[str, ...]
 
 
+# What NumPy raises of a file that is no array: it takes some for archives, and headers for Python.
+_UNREADABLE = (OSError, ValueError, EOFError, OverflowError, SyntaxError, TokenError, BadZipFile)
+
+
 def read_vector(path: Path) -> Float32:
     """Read a vector from a ``.npy`` file.
 
@@ -71,8 +77,9 @@ def read_vector(path: Path) -> Float32:
         If it is none, or not of finite floats along one axis (others may have one element).
     """
     try:
-        found = np.load(path, allow_pickle=False)
-    except (OSError, ValueError, EOFError) as error:
+        # Mapped, so that a header which promises more than the file holds takes no memory.
+        found = np.load(path, mmap_mode="r", allow_pickle=False)
+    except _UNREADABLE as error:
         reason = error.strerror if isinstance(error, OSError) else "is no .npy file of numbers"
         raise UsageError(f"--vector {path}: {reason or 'cannot be read'}") from None
     if (

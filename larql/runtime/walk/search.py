@@ -61,7 +61,8 @@ def best_features(
     """
     from larql.kernels.survey import Survey, survey
 
-    found = Survey.begin(_NONE, np.empty((1, 0), np.float32), top)
+    features_in_all = sum(-(-p.rows.shape[0] // p.step) for p in pieces)
+    found = Survey.begin(_NONE, np.empty((1, 0), np.float32), max(1, min(top, features_in_all)))
     arithmetic.memory.restart()
     for begin in range(0, len(pieces), _TOGETHER):
         group = pieces[begin : begin + _TOGETHER]

@@ -21,7 +21,7 @@ from larql.format.vindex2.down_meta import (
 )
 from tests.builders.vindex2 import TINY_RECORDS, down_meta
 
-COUNTS = (2, 1)
+COUNTS, VOCAB = (2, 1), 3
 
 
 def written(tmp_path: Path, data: bytes) -> Path:
@@ -42,7 +42,7 @@ def test_exact_bytes() -> None:
 
 
 def test_what_was_written_is_read(tmp_path: Path) -> None:
-    found = DownMeta(written(tmp_path, down_meta(2, 2, TINY_RECORDS)), COUNTS, 2)
+    found = DownMeta(written(tmp_path, down_meta(2, 2, TINY_RECORDS)), COUNTS, 2, VOCAB)
     assert found.layer(0)["token"].tolist() == [2, 1]
     assert found.layer(1)["score"].tolist() == [3.0]
     read = [list(found.tokens(0, 0)), list(found.tokens(0, 1)), list(found.tokens(1, 0))]
@@ -51,7 +51,7 @@ def test_what_was_written_is_read(tmp_path: Path) -> None:
 
 
 def test_there_is_no_other_layer_or_feature(tmp_path: Path) -> None:
-    found = DownMeta(written(tmp_path, down_meta(2, 2, TINY_RECORDS)), COUNTS, 2)
+    found = DownMeta(written(tmp_path, down_meta(2, 2, TINY_RECORDS)), COUNTS, 2, VOCAB)
     for layer, feature in ((2, 0), (-1, 0), (1, 1), (0, -1)):
         with pytest.raises(UsageError, match="layer"):
             list(found.tokens(layer, feature))
@@ -78,14 +78,27 @@ def test_another_file_is_refused_by_name(
     tmp_path: Path, data: bytes, kind: type[LarqlError], match: str
 ) -> None:
     with pytest.raises(kind, match=match):
-        DownMeta(written(tmp_path, data), COUNTS, 2)
+        DownMeta(written(tmp_path, data), COUNTS, 2, VOCAB)
 
 
 def test_a_record_of_more_tokens_than_there_is_room_for(tmp_path: Path) -> None:
     data = bytearray(down_meta(2, 2, TINY_RECORDS))
     data[16 + 25 + 8] = 3
-    found = DownMeta(written(tmp_path, bytes(data)), COUNTS, 2)
+    found = DownMeta(written(tmp_path, bytes(data)), COUNTS, 2, VOCAB)
     with pytest.raises(ContainerError, match="layer 0, feature 1: has 3 tokens, expected at most"):
+        found.layer(0)
+    assert len(found.layer(1)) == 1
+
+
+@pytest.mark.parametrize(("token", "score"), [(3, 1.0), (1 << 31, 1.0), (0, np.nan), (1, np.inf)])
+def test_a_token_that_is_none_and_a_score_that_is_none(
+    tmp_path: Path, token: int, score: float
+) -> None:
+    records = [TINY_RECORDS[0], [(token, score)], TINY_RECORDS[2]]
+    found = DownMeta(written(tmp_path, down_meta(2, 2, records)), COUNTS, 2, VOCAB)
+    with pytest.raises(
+        ContainerError, match=r"layer 0, feature 1: has token .* expected one below"
+    ):
         found.layer(0)
     assert len(found.layer(1)) == 1
 
@@ -98,7 +111,7 @@ def test_any_bytes_are_read_or_refused(
     content = whole[:at] + data + whole[at + len(data) :] if good else data
     path = written(tmp_path_factory.mktemp("meta"), content)
     try:
-        found = DownMeta(path, COUNTS, 2)
+        found = DownMeta(path, COUNTS, 2, VOCAB)
         read = [list(found.tokens(0, 0)), list(found.tokens(1, 0))]
     except LarqlError as error:
         assert str(path) in str(error)
