@@ -315,8 +315,14 @@ def test_a_known_digest_is_remembered(
 
 def test_what_cannot_be_read(larql_cache: Path, tmp_path: Path) -> None:
     (tmp_path / "loop").symlink_to(tmp_path / "loop")
-    for name, reason in {"nothing": "No such file", ".": "Is a directory", "loop": ""}.items():
-        with pytest.raises(SourceError, match=rf"cannot be read: .*{reason}.*; check the path"):
+    os.mkfifo(tmp_path / "pipe")
+    for name, reason in {
+        "nothing": "cannot be read: No such file",
+        ".": "is not a regular file",
+        "pipe": "is not a regular file",
+        "loop": "cannot be read: ",
+    }.items():
+        with pytest.raises(SourceError, match=rf"{reason}.*; check the path"):
             sha256_of(tmp_path / name)
 
 

@@ -175,13 +175,15 @@ def _manifest(container: Container) -> tuple[Manifest | None, list[Diagnosis]]:
         kind = error.kind if isinstance(error, RefusalError) else RefusalKind.BINDING_DEFECT
         return None, [_contract(name, str(error), kind)]
     problems = [defect.message for defect in manifest_defects(manifest)]
-    if not problems and container.index.system_graph is not None:
+    sound = not problems
+    if sound and container.index.system_graph is not None:
         with suppress(LarqlError):  # the graph's own, which is told beside
             components = container.graph.components
             found = verify_manifest(container.path, container.index, components)
             problems = [defect.problem for defect in found]
     defects = [_contract(name, problem, RefusalKind.BINDING_DEFECT) for problem in problems]
-    return (None if defects else manifest), defects
+    # One that only contradicts the graph is gone through: what it lacks is told as well.
+    return (manifest if sound else None), defects
 
 
 def _contract(where: str, detail: str, kind: RefusalKind, *, defect: bool = True) -> Diagnosis:
