@@ -107,6 +107,8 @@ def _end(container: Container, found: Ladder) -> None:
         raise CheckFailed(
             f"{container.path}: rung {rung.name}{where} is {rung.outcome}, expected {rung.expected}"
         )
+    if found.blank:
+        raise CheckFailed(f"{container.path}: {found.trivial[0]}")
     if not found.holds:
         raise CheckFailed(
             f"{container.path}: every expert of every tested layer was chosen, so nothing was left "

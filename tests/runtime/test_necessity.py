@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from larql.errors import ResidencyRefusal, UsageError
@@ -14,6 +15,7 @@ from larql.runtime.parity import necessity
 from larql.runtime.parity.necessity import climb
 from larql.runtime.routes import LeftOutNotes
 from larql.runtime.run import RunOptions
+from tests.builders import expert_banks
 from tests.builders.containers import make_container
 from tests.builders.experts import mixture
 from tests.builders.models import LlamaSpec, write_llama_safetensors
@@ -67,6 +69,15 @@ def test_a_population_that_is_all_chosen_proves_nothing(container: Container) ->
     assert [rung.name for rung in found.rungs] == ["full", "minimal", "removed", "restored"]
     assert not found.holds
     assert found.trivial[0].startswith("every expert of layer 0 was chosen")
+
+
+def test_a_model_of_which_all_logits_are_equal_proves_nothing(tmp_path: Path) -> None:
+    model = expert_banks.weights(expert_banks.Spec(8, 2, 32, 32, layers=2))
+    blank = dataclasses.replace(model, head=np.zeros_like(model.head))
+    container = expert_banks.write(blank, tmp_path / "m")
+    found = climb(container, RunOptions(), [1, 2, 3])
+    assert found.blank and not found.holds
+    assert found.trivial[0].startswith("all logits are 0.0")
 
 
 def test_an_expert_that_is_skipped_is_found(

@@ -77,6 +77,8 @@ class Ladder:
     rungs : tuple of Rung
     trivial : tuple of str
         What makes the ladder say less than it seems to.
+    blank : bool
+        Whether all logits are equal, so that no rung shows anything.
     """
 
     layers: tuple[int, ...]
@@ -84,12 +86,16 @@ class Ladder:
     minimal: Mapping[int, tuple[int, ...]]
     rungs: tuple[Rung, ...]
     trivial: tuple[str, ...]
+    blank: bool
 
     @property
     def holds(self) -> bool:
-        """Whether every rung came out as expected, and one of the layers left experts out."""
+        """Whether every rung came out as expected and shows something by it.
+
+        One of the layers left experts out, and logits differ.
+        """
         left_out = any(len(self.minimal[n]) < self.population[n] for n in self.layers)
-        return left_out and all(rung.holds for rung in self.rungs)
+        return not self.blank and left_out and all(rung.holds for rung in self.rungs)
 
 
 class _Climber:
@@ -176,6 +182,12 @@ def climb(
     verdict, message = climber.outcome(kept, bits, -1, -1)
     rungs.append(Rung("minimal", None, None, None, least, "exact", verdict, message))
     trivial = []
+    blank = bool(logits.max() == logits.min())
+    if blank:
+        trivial.append(
+            f"all logits are {logits.flat[0]}, so that any run equals any other; the weights are "
+            f"blank or damaged"
+        )
     for layer in tested:
         expert = top[layer]
         without = kept[layer] - {expert}
@@ -194,7 +206,7 @@ def climb(
             )
         verdict, message = climber.outcome(kept, bits, layer, expert)
         rungs.append(Rung("restored", layer, expert, None, least, "exact", verdict, message))
-    return Ladder(tested, population, minimal, tuple(rungs), tuple(trivial))
+    return Ladder(tested, population, minimal, tuple(rungs), tuple(trivial), blank)
 
 
 def _routed(run: Run) -> dict[int, tuple[int, int]]:
