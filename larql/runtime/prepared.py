@@ -123,10 +123,13 @@ def prepare_beside(target: PreparedOperands, component: str) -> PreparedOperands
                 f"{edge.producer!r}; this build gives it the final norm of {producer!r}"
             )
     held = {contract.name for contract in target.plan.contracts()}
-    routed = any(isinstance(b.mixer, RoutedFfn) for layer in plan.layers for b in layer.blocks)
     # Which experts of which layer a run was narrowed to is said of the target's layers.
-    access = replace(target.experts, kept=None) if routed else EVERYTHING
+    access = replace(target.experts, kept=None) if _routes(plan) else EVERYTHING
     return _bound(plan, container, target.selection, target.backend, held, False, access)
+
+
+def _routes(plan: Plan) -> bool:
+    return any(isinstance(b.mixer, RoutedFfn) for layer in plan.layers for b in layer.blocks)
 
 
 def _check_finite(operand: StoredOperand, where: str) -> None:
@@ -154,7 +157,7 @@ def _bound(
     began = time.perf_counter()
     stores = Stores(OperandStore(container, selection), experts)
     banks: dict[str, StoredBank] = {}
-    if any(isinstance(b.mixer, RoutedFfn) for layer in plan.layers for b in layer.blocks):
+    if _routes(plan):
         check_manifest(container)
     for contract in plan.contracts():
         if contract.name in held:

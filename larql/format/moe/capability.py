@@ -30,7 +30,7 @@ from larql.format.moe.manifest import Manifest
 from larql.format.moe.manifest_json import manifest_from_json
 from larql.format.moe.profiles import Selection, document_selection, selection_of
 from larql.format.moe.states import Executable
-from larql.format.moe.verify import verify_manifest
+from larql.format.moe.verify import contradictions
 from larql.format.moe.walk_routes import walk
 
 __all__ = ["Capability", "capability_of", "sound_manifest", "walk_of"]
@@ -178,8 +178,7 @@ def _manifest(container: Container) -> tuple[Manifest | None, list[Diagnosis]]:
     sound = not problems
     if sound and container.index.system_graph is not None:
         with suppress(LarqlError):  # the graph's own, which is told beside
-            components = container.graph.components
-            found = verify_manifest(container.path, container.index, components)
+            found = contradictions(manifest, container.index, container.graph.components)
             problems = [defect.problem for defect in found]
     defects = [_contract(name, problem, RefusalKind.BINDING_DEFECT) for problem in problems]
     # One that only contradicts the graph is gone through: what it lacks is told as well.

@@ -16,7 +16,7 @@ from larql.format.moe.from_graph import bank_files_of, manifest_of
 from larql.format.moe.manifest import Manifest
 from larql.format.moe.manifest_json import manifest_from_json
 
-__all__ = ["check_manifest", "read_manifest", "verify_manifest"]
+__all__ = ["check_manifest", "contradictions", "read_manifest", "verify_manifest"]
 
 if TYPE_CHECKING:
     from larql.format.container import Container
@@ -45,11 +45,19 @@ def verify_manifest(
     yield from defects
     if manifest is None:
         return
-    meant = manifest_of(components, files)
+    yield from contradictions(manifest, index, components)
+
+
+def contradictions(
+    manifest: Manifest, index: Index, components: Sequence[Component]
+) -> Iterator[Defect]:
+    """Hold a manifest that can be read against the index and the components of the graph."""
+    name = str(index.moe_manifest)
     for storage in manifest.storages:
         for file in storage.files:
             if file not in index.segments:
                 yield Defect(name, f"storage {storage.key} names {file}, which is no segment")
+    meant = manifest_of(components, bank_files_of(components, index.representations))
     if manifest != _cut_alike(meant, manifest):
         yield Defect(name, "is not the manifest that the graph implies")
 
