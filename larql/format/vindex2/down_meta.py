@@ -192,6 +192,7 @@ class DownMeta:
             )
         self._size = size
         self._data: npt.NDArray[np.uint8] | None = None
+        self._checked: dict[int, npt.NDArray[np.void]] = {}
 
     def layer(self, layer: int) -> npt.NDArray[np.void]:
         """Return the records of a layer, a mapped view ``[features]``.
@@ -211,6 +212,8 @@ class DownMeta:
 
         if not 0 <= layer < len(self.counts):
             raise UsageError(f"{self.path}: layer {layer}: expected 0 to {len(self.counts) - 1}")
+        if layer in self._checked:
+            return self._checked[layer]
         if self._data is None:
             self._data = np.frombuffer(map_file(self.path, self._size), np.uint8)
         first = sum(self.counts[:layer])
@@ -237,6 +240,7 @@ class DownMeta:
                 f"score {one['score']}, expected one below {self.vocab_size} and a finite score; "
                 f"extract the model again"
             )
+        self._checked[layer] = records
         return records
 
     def tokens(self, layer: int, feature: int) -> Iterator[tuple[int, float]]:
