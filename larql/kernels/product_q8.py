@@ -24,6 +24,7 @@ from larql.kernels.expand import (
 )
 from larql.kernels.integer_panel import integer_panel, weight_bytes, widen, widens
 from larql.kernels.integer_rows import EIGHT, integer_rows
+from larql.kernels.integer_slab_product import integer_job, unpacked_bytes
 from larql.kernels.integers import GROUP, INTEGERS, alike, integer_bias
 from larql.kernels.interleaved import INTERLEAVED
 from larql.kernels.jit import Variant, compiled_address, kernel
@@ -46,7 +47,6 @@ from larql.kernels.shape import (
     tile_rows,
     unit_count,
 )
-from larql.kernels.slab_product import integer_job, unpacked_bytes
 from larql.kernels.threads import scratch
 
 __all__ = ["job_of_few", "products_q8", "takes_integers"]

@@ -59,6 +59,7 @@ from larql.kernels import (  # noqa: E402
     activation,
     attention_block,
     convolution,
+    integer_slab_product,
     product,
     product_q8,
     ring,
@@ -75,8 +76,8 @@ TOLD = {
     product._expand_row, product._coded_rows, product._panel, product_q8._rows,
     product_q8._unpack, product_q8._panel, convolution._convolve,
     activation._activate, activation._gate, attention_block._block, ring._write,
-    slab_product._expand, slab_product._floats, slab_product._integers, slab_product._unpack,
-    slab_product._many,
+    slab_product._expand, slab_product._floats, integer_slab_product._integers,
+    integer_slab_product._unpack, integer_slab_product._many,
 }  # fmt: skip
 FUSED = re.compile(r"call [^\n]*@llvm\.fma\.(?:v(\d+))?f(?:32|64)\(")
 FOREIGN = re.compile(r"@(llvm\.x86\.[\w.]+)|call [^\n]*\b(asm) ")
@@ -115,9 +116,9 @@ def compile_all(found: dict[str, Any]) -> None:
             product._coded(encoding)
     for encoding, form in INTERLEAVED.items():
         slab_product._float_kernel(encoding)
-        slab_product._integer_kernel(encoding)
-        slab_product._unpacker(encoding)
-        slab_product._many_kernel(form.source)
+        integer_slab_product._integer_kernel(encoding)
+        integer_slab_product._unpacker(encoding)
+        integer_slab_product._many_kernel(form.source)
     for encoding in INTEGERS:
         product_q8._few(encoding)
         product_q8._unpacker(encoding)
