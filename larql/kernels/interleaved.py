@@ -29,16 +29,23 @@ _LOW = 0x0F0F0F0F
 
 @dataclass(frozen=True)
 class Rows:
-    """Some of a slab's rows, the lanes of what is emitted: `count` from row `first` on."""
+    """Some of a slab's rows, the lanes of what is emitted: `count` from row `first` on.
+
+    In a loop over the turns of a block, `turn` is the number of the turn, an int64.
+    """
 
     e: Portable
     first: int = 0
     count: int = LANES
+    turn: Any | None = None
 
-    def word(self, p: Any, at: int, index: int) -> Any:
-        """Emit word `index` of those that begin at byte `at`, of each row."""
-        place = offset(self.e.builder, p, at + _WORDS * index + 4 * self.first)
-        return read(self.e.builder, place, ir.VectorType(ir.IntType(32), self.count))
+    def word(self, p: Any, at: int, index: int, each: int = 0) -> Any:
+        """Emit word `index` of those that begin at byte `at`, of each row; a turn has `each`."""
+        b = self.e.builder
+        place = offset(b, p, at + _WORDS * index + 4 * self.first)
+        if self.turn is not None and each:
+            place = b.add(place, b.mul(self.turn, ir.Constant(place.type, _WORDS * each)))
+        return read(b, place, ir.VectorType(ir.IntType(32), self.count))
 
     def halves(self, p: Any) -> Any:
         """Emit the binary16 number of each row as float32."""
@@ -73,6 +80,9 @@ class Interleaved:
         which the weights begin; what is beside them is not zero. None: signed bytes.
     numbers : function
         (rows, address of a block column, number of a unit) -> its scales, and shifts or None.
+    turns : int
+        In how many equal turns a block's quads can be read: in a loop that gives `Rows.turn`, the
+        number of a quad is counted from the first of the turn.
     """
 
     source: str
@@ -81,6 +91,7 @@ class Interleaved:
     first: int
     quad: Callable[[Rows, Any, int], tuple[Any, int]] | None
     numbers: Callable[[Rows, Any, int], tuple[Any, Any | None]]
+    turns: int = 1
 
     @property
     def units(self) -> int:
@@ -122,6 +133,22 @@ class Interleaved:
         if shift is None:
             return [b.fmul(value, scale) for value, scale in pairs]
         return [fused(b, value, scale, shift) for value, scale in pairs]
+
+    def values(self, rows: Rows, p: Any, number: int) -> list[Any]:
+        """Emit the bits of a quad's four weights as float32: those of byte j times 256^j.
+
+        They are masked where they lie: units that shift or shuffle are scarcer.
+
+        Raises
+        ------
+        ValueError
+            When weights are signed bytes, which lie apart.
+        """
+        if self.quad is None:
+            raise ValueError(f"weights of {self.source} are no bits of a word")
+        b, (words, bit) = rows.e.builder, self.quad(rows, p, number)
+        small, mask = _turned(rows, words, -bit), (1 << self.width) - 1
+        return [rows.e.float_of(b.and_(small, _whole(small, mask << 8 * j))) for j in range(4)]
 
     def bytes(self, e: Integers, p: Any, number: int, zero: Any) -> Any:
         """Emit the bytes of a quad, in the form that the level's dot product takes.
@@ -186,14 +213,16 @@ def _packed6(rows: Rows, p: Any, unit: int) -> tuple[Any, Any | None]:
         if unit >= 4:
             low = e.bits_of(rows.word(p, 2 * _HALVES, 2), low_shift, _LOW)
             word = b.or_(low, b.shl(e.bits_of(word, 6, 0x03030303), _whole(word, 4)))
-        words.append(e.field(word, 8 * (unit % 4), 6, 0))
-    scale = b.fmul(rows.halves(p), words[0])
-    return scale, b.fmul(b.fneg(rows.halves(offset(b, p, _HALVES))), words[1])
+        words.append(e.float_of(b.and_(word, _whole(word, 63 << 8 * (unit % 4)))))
+    of_block = rows.halves(p), b.fneg(rows.halves(offset(b, p, _HALVES)))
+    down = constant(of_block[0].type, 2.0 ** (-8 * (unit % 4)))
+    scale, shift = (b.fmul(b.fmul(n, down), w) for n, w in zip(of_block, words, strict=True))
+    return scale, shift  # every product here is exact
 
 
 def _q4_k(rows: Rows, p: Any, number: int) -> tuple[Any, int]:
     group, q = divmod(number, QUADS_OF_GROUP)
-    return rows.word(p, 256, 8 * (group // 2) + q), 4 * (group % 2)
+    return rows.word(p, 256, 8 * (group // 2) + q, 8), 4 * (group % 2)
 
 
 def _q5_k(rows: Rows, p: Any, number: int) -> tuple[Any, int]:
@@ -205,8 +234,9 @@ def _q5_k(rows: Rows, p: Any, number: int) -> tuple[Any, int]:
 def _q6_k(rows: Rows, p: Any, number: int) -> tuple[Any, int]:
     group, q = divmod(number, QUADS_OF_GROUP)
     part, quarter = divmod(group, 4)
-    low = _turned(rows, rows.word(p, 288, 16 * part + 8 * (quarter % 2) + q), -4 * (quarter // 2))
-    return _topped(rows, low, _turned(rows, rows.word(p, 2336, 8 * part + q), 4 - 2 * quarter)), 0
+    low = rows.word(p, 288, 16 * part + 8 * (quarter % 2) + q, 16)
+    tops = _turned(rows, rows.word(p, 2336, 8 * part + q, 8), 4 - 2 * quarter)
+    return _topped(rows, _turned(rows, low, -4 * (quarter // 2)), tops), 0
 
 
 def _signed_scales(rows: Rows, p: Any, unit: int) -> tuple[Any, Any | None]:
@@ -222,7 +252,7 @@ INTERLEAVED: Mapping[str, Interleaved] = {
     "q4_1_r16": Interleaved("q4_1", 32, 4, 0, _nibbles(2 * _HALVES), _two_halves),
     "q5_0_r16": Interleaved("q5_0", 32, 5, -16, _fives(_HALVES), _halves),
     "q5_1_r16": Interleaved("q5_1", 32, 5, 0, _fives(2 * _HALVES), _two_halves),
-    "q4_k_r16": Interleaved("q4_k", 64, 4, 0, _q4_k, _packed6),
+    "q4_k_r16": Interleaved("q4_k", 64, 4, 0, _q4_k, _packed6, 4),
     "q5_k_r16": Interleaved("q5_k", 64, 5, 0, _q5_k, _packed6),
-    "q6_k_r16": Interleaved("q6_k", 128, 6, -32, _q6_k, _signed_scales),
+    "q6_k_r16": Interleaved("q6_k", 128, 6, -32, _q6_k, _signed_scales, 2),
 }

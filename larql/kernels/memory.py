@@ -274,6 +274,14 @@ def words(typingctx: Any, values: Any) -> Any:
     return (types.int64(values), emit) if isinstance(values, types.BaseTuple) else None
 
 
+def stack_room(builder: Any, size: int) -> Any:
+    """Emit the address of `size` bytes of stack memory, at a cache line, valid in this function."""
+    with builder.goto_entry_block():  # alloca_once would fill it with zeros, word by word
+        room = builder.alloca(ir.ArrayType(ir.IntType(8), size))
+        room.align = LINE
+    return builder.ptrtoint(room, ir.IntType(64))
+
+
 @instruction
 def _fetch(typingctx: Any, address: Any) -> Any:
     """Have the cache line of `address` read ahead of its use; any address will do."""

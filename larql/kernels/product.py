@@ -40,6 +40,8 @@ from larql.kernels.shape import (
 from larql.kernels.slab_product import float_job, interleaved_expander
 from larql.kernels.threads import scratch
 from larql.kernels.tile import coded_tile, plain_tile
+from larql.kernels.unit_product import fits_stack, unit_job_of_one, unit_jobs
+from larql.kernels.unit_slab import has_units
 
 __all__ = ["expander", "job_of_one", "products"]
 
@@ -207,6 +209,8 @@ def job_of_one(part: Part, x: npt.NDArray[np.float32]) -> Job:
     Its words begin with the address of the stored bytes; that of `x` is the fifth, that of `out`
     the sixth where there are eight words, and else the eighth.
     """
+    if has_units(part.encoding):
+        return unit_job_of_one(part, x)
     if _direct(part):
         return _in_registers(part, x)
     place, slot = scratch(_share(part) * _stride(part))
@@ -238,9 +242,15 @@ def products(parts: Sequence[Part], x: npt.NDArray[np.float32]) -> None:
     parts = [part for part in parts if part.out.size]
     if not parts:
         return
-    direct = [part for part in parts if len(x) == 1 and _direct(part)]
-    others = [part for part in parts if part not in direct]
+    united = [part for part in parts if has_units(part.encoding)]
+    plain = [part for part in parts if not has_units(part.encoding)]
+    direct = [part for part in plain if len(x) == 1 and _direct(part)]
+    others = [part for part in plain if part not in direct]
     jobs = [_in_registers(part, x) for part in direct]
+    if len(x) == 1 and all(map(fits_stack, united)):
+        jobs += [unit_job_of_one(part, x) for part in united]
+    elif united:
+        jobs += unit_jobs(united, x)
     if others:
         place, slot = scratch(max(_share(part) * _stride(part) for part in others))
         jobs += [_by_panels(part, x, place, slot) for part in others]

@@ -7,7 +7,8 @@ from typing import Any
 from llvmlite import ir
 
 from larql.kernels.encodings import BLOCKS
-from larql.kernels.integers import INTEGERS
+from larql.kernels.integers import GROUP, INTEGERS
+from larql.kernels.interleaved import INTERLEAVED
 from larql.kernels.jit import Variant, instruction, types
 from larql.kernels.scales import SCALES
 
@@ -17,6 +18,7 @@ __all__ = [
     "scale_count",
     "step_bytes",
     "step_elements",
+    "step_units",
     "tile_columns",
     "tile_rows",
     "unit_count",
@@ -53,6 +55,13 @@ def step_bytes(typingctx: Any, variant: Any) -> Any:
     """Return how many bytes one step of the variant's encoding takes."""
     geometry = BLOCKS[variant.encoding]
     return _constant(variant, geometry.step // geometry.elements * geometry.nbytes)
+
+
+@instruction
+def step_units(typingctx: Any, variant: Any) -> Any:
+    """Return how many units of equal scale a step of the variant's interleaved encoding has."""
+    form = INTERLEAVED[variant.encoding]
+    return _constant(variant, BLOCKS[variant.encoding].step // GROUP * form.units)
 
 
 @instruction
