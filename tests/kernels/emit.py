@@ -64,20 +64,28 @@ from larql.kernels import (  # noqa: E402
     product_q8,
     ring,
     slab_product,
+    unit_product,
 )
 from larql.kernels.encodings import BLOCKS  # noqa: E402
 from larql.kernels.integers import INTEGERS  # noqa: E402
 from larql.kernels.interleaved import INTERLEAVED  # noqa: E402
 from larql.kernels.jit import Variant, compiled_address  # noqa: E402
+from larql.kernels.unit_slab import has_units  # noqa: E402
 
 KERNELS = Path(setup.__file__).parent
 # Kernels whose variant says more than the level; the others are found by their parameters.
+UNITED = (
+    unit_product._one_of_packed, unit_product._one_of_plain, unit_product._spread_packed,
+    unit_product._spread_plain,
+)  # fmt: skip
 TOLD = {
+    *UNITED,
     product._expand_row, product._coded_rows, product._panel, product_q8._rows,
     product_q8._unpack, product_q8._panel, convolution._convolve,
     activation._activate, activation._gate, attention_block._block, ring._write,
     slab_product._expand, slab_product._floats, integer_slab_product._integers,
     integer_slab_product._unpack, integer_slab_product._many,
+    unit_product._prepare, unit_product._many,
 }  # fmt: skip
 FUSED = re.compile(r"call [^\n]*@llvm\.fma\.(?:v(\d+))?f(?:32|64)\(")
 FOREIGN = re.compile(r"@(llvm\.x86\.[\w.]+)|call [^\n]*\b(asm) ")
@@ -112,10 +120,18 @@ def compile_all(found: dict[str, Any]) -> None:
     level = setup.current().level
     for encoding in BLOCKS:
         product.expander(encoding)
-        if encoding not in INTERLEAVED:
+        if encoding not in INTERLEAVED and not has_units(encoding):
             product._coded(encoding)
     for encoding, form in INTERLEAVED.items():
-        slab_product._float_kernel(encoding)
+        if has_units(encoding):
+            for function in UNITED:
+                unit_product._compiled(function, encoding)
+            alike = unit_product._alike(encoding)
+            unit_product._compiled(unit_product._prepare, alike)
+            width = unit_product._WIDEST[setup.current().level]
+            unit_product._compiled(unit_product._many, alike, width)
+        else:
+            slab_product._float_kernel(encoding)
         integer_slab_product._integer_kernel(encoding)
         integer_slab_product._unpacker(encoding)
         integer_slab_product._many_kernel(form.source)

@@ -179,6 +179,7 @@ def assembly() -> str:
         routing,
         slab_product,
         survey,
+        unit_product,
     )
     from larql.kernels import product_q8 as integers
 
@@ -201,6 +202,11 @@ def assembly() -> str:
         integer_slab_product._integers,
         integer_slab_product._unpack,
         integer_slab_product._many,
+        unit_product._one_of_packed,
+        unit_product._one_of_plain,
+        unit_product._spread_packed,
+        unit_product._spread_plain,
+        unit_product._many,
         norm._rms,
         activation._gate,
         rope._table,

@@ -17,8 +17,10 @@ from larql.kernels.encodings import BLOCKS
 from larql.kernels.integers import INTEGERS, alike
 from larql.kernels.interleaved import INTERLEAVED
 from larql.kernels.pool import _FUTEX_CALL
+from larql.kernels.unit_slab import has_units
 
 pytestmark = pytest.mark.slow(55)
+UNITED = [name for name in INTERLEAVED if has_units(name)]
 TRIPLE = "aarch64-unknown-linux-gnu"
 REPOSITORY = Path(__file__).parents[2]
 EMIT = Path(__file__).with_name("emit.py")
@@ -88,21 +90,28 @@ def test_every_kernel_is_emitted_with_every_encoding(report: dict[str, Any]) -> 
         (k["name"], k["types"].split(",")[1]) for k in report["kernels"] if "(" in k["types"]
     }
     for encoding in BLOCKS.keys() - INTERLEAVED.keys():
-        assert {("product._coded_rows", encoding), ("product._expand_row", encoding)} <= emitted
+        assert ("product._expand_row", encoding) in emitted
+        assert has_units(encoding) or ("product._coded_rows", encoding) in emitted
     for encoding in INTEGERS:
         assert {("product_q8._rows", encoding), ("product_q8._unpack", encoding)} <= emitted
     assert {("product_q8._panel", alike("portable", encoding)) for encoding in INTEGERS} <= emitted
     for encoding, form in INTERLEAVED.items():
-        for name in ("_floats", "_expand"):
-            assert (f"slab_product.{name}", encoding) in emitted
+        assert ("slab_product._expand", encoding) in emitted
+        if has_units(encoding):
+            for name in ("_one_of_packed", "_one_of_plain", "_spread_packed", "_spread_plain"):
+                assert (f"unit_product.{name}", encoding) in emitted
+        else:
+            assert ("slab_product._floats", encoding) in emitted
         for name in ("_integers", "_unpack"):
             assert (f"integer_slab_product.{name}", encoding) in emitted
         assert ("integer_slab_product._many", alike("portable", form.source)) in emitted
     # each encoding has code of its own: none of them stands for another
     for name, least in (
-        ("product._coded_rows", len(INTEGERS)),
+        ("product._coded_rows", len(BLOCKS) - len(INTERLEAVED) - len(UNITED)),
         ("product_q8._rows", len(INTEGERS)),
-        ("slab_product._floats", len(INTERLEAVED)),
+        ("unit_product._one_of_packed", len(UNITED)),
+        ("unit_product._one_of_plain", len(UNITED)),
+        ("unit_product._spread_packed", len(UNITED)),
         ("integer_slab_product._integers", len(INTERLEAVED)),
     ):
         codes = [k["assembly"] for k in report["kernels"] if k["name"] == name]
@@ -135,6 +144,7 @@ def test_products_and_sums_are_fused_where_llvm_was_told_and_nowhere_else(
     for name in (
         "product._coded_rows", "product._panel", "product_q8._rows", "product_q8._panel",
         "slab_product._floats", "integer_slab_product._integers", "integer_slab_product._many",
+        "unit_product._one_of_packed", "unit_product._one_of_plain", "unit_product._many",
     ):  # fmt: skip
         kernels = [k for k in report["kernels"] if k["name"] == name]
         assert kernels
