@@ -4,8 +4,8 @@ With u = 2^-24 and gamma(k) = k u / (1 - k u), each term of a sum that takes at 
 off by at most gamma(k) of itself. Of n weights of a unit, a lane adds n / 4; three operations join
 lanes and the term of `first`; then come one or two operations for each of U units. So the error is
 
-    gamma(n / 4 + 3 + U) * sum of |scale| (|bits_i| + |first|) |x_i|, and, where there are shifts,
-    gamma(n / 4 + 3 + 2 U) * sum of (|scale| |bits_i| + |shift|) |x_i|,
+    gamma(n / 4 + 3 + U) * sum of |scale| (bits_i + |first|) |x_i|, and, where there are shifts,
+    gamma(n / 4 + 3 + 2 U) * sum of (|scale| bits_i + |shift|) |x_i|,
 
 at most, beside 2^-150 for each operation whose result is subnormal. Bits and first, scaled bits and
 shifts are added up apart: what cancels between them is part of the bound.
@@ -31,10 +31,10 @@ COLUMNS = 768
 
 def exact_and_bound(rows: Units, x: F64) -> tuple[F64, F64]:
     """The product in float64, and the largest error of the float32 one."""
-    bits, scales = rows.bits.astype(float), rows.scales.astype(float)[..., None]
+    bits, scales = rows.bits.astype(float), rows.scales[..., None].astype(float)
     shifts = np.zeros_like(scales) if rows.shifts is None else rows.shifts[..., None].astype(float)
     weights = scales * (bits + rows.first) + shifts
-    sizes = np.abs(scales) * (np.abs(bits) + abs(rows.first)) + np.abs(shifts)
+    sizes = np.abs(scales) * (bits + abs(rows.first)) + np.abs(shifts)
     count, size = bits.shape[1:]
     roundings = size // 4 + 3 + count * (1 if rows.shifts is None else 2)
     gamma = roundings * ROUNDING / (1 - roundings * ROUNDING)
@@ -74,7 +74,7 @@ def test_the_bound_sees_the_least_bit_of_a_weight(encoding: str) -> None:
     raw = random_rows(np.random.default_rng(2), encoding, 37, COLUMNS)
     rows, x = units.stacked(encoding, raw), vectors("ordinary").astype(float)
     exact, bound = exact_and_bound(rows, x)
-    other = Units(rows.bits.copy(), rows.first, rows.scales, rows.shifts, rows.signed)
+    other = Units(rows.bits.copy(), rows.first, rows.scales, rows.shifts)
     other.bits[:, 0, 0] += 1
     changed, _ = exact_and_bound(other, x)
     assert np.median(np.abs(changed - exact) / bound) > 2

@@ -41,6 +41,17 @@ def test_each_encoding_has_the_twins_bits(encoding: str, plain: bool) -> None:
         assert same(multiply(raw, encoding, x[c : c + 1]), expected[c : c + 1])
 
 
+@pytest.mark.parametrize("encoding", ENCODINGS)
+def test_products_with_unit_vectors_are_the_weights(encoding: str) -> None:
+    """A walk takes columns so, and no second way of decoding exists for it."""
+    raw = random_rows(np.random.default_rng(13), encoding, 18, 256)
+    weights = np.stack([decode(encoding, row) for row in raw])
+    x = np.eye(256, dtype=np.float32)
+    assert np.array_equal(multiply(raw, encoding, x).T, weights)
+    for c in (0, 100, 255):
+        assert np.array_equal(multiply(raw, encoding, x[c : c + 1])[0], weights[:, c])
+
+
 @pytest.mark.parametrize("size", [2.0**-149, 2.0**-140, 2.0**-110, 1e20, 1e30, 1e38])
 @pytest.mark.parametrize("encoding", ENCODINGS)
 def test_tiny_and_huge_vectors_have_the_twins_bits(encoding: str, size: float) -> None:
@@ -100,15 +111,16 @@ def test_odd_shapes_of_blocks(encoding: str, rows: int, blocks: int, count: int,
     more=st.integers(0, 2),
     count=st.sampled_from([1, 2, 3, 5, 8, 17, 40]),
     seed=st.integers(0, 2**32 - 1),
+    plain=st.booleans(),
 )
-def test_columns_that_end_inside_a_unit(
-    encoding: str, rows: int, columns: int, more: int, count: int, seed: int
+def test_columns_that_end_inside_a_block(
+    encoding: str, rows: int, columns: int, more: int, count: int, seed: int, plain: bool
 ) -> None:
-    """What is stored behind them is no part of the row, however it is padded."""
+    """Blocks that are stored behind it are no part of the row."""
     block = BLOCKS[encoding]
     inside = -(-columns // block.elements) * block.elements
     stored = inside + more * block.elements
-    raw = random_rows(np.random.default_rng(seed), encoding, rows, stored)
+    raw = random_rows(np.random.default_rng(seed), encoding, rows, stored, plain)
     raw[:, block.row_bytes(inside) :] = 255  # scales that are no numbers
     x = normal(seed, count, columns)
     found = multiply(raw, encoding, x, stored)

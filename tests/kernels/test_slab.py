@@ -89,7 +89,7 @@ def test_shapes(encoding: str, slabs: int, blocks: int, count: int, policy: str,
 
 @pytest.mark.parametrize("columns", [16, 240, 272, 496])
 @pytest.mark.parametrize("encoding", INTERLEAVED)
-def test_columns_that_end_inside_a_unit(encoding: str, columns: int) -> None:
+def test_columns_that_end_inside_a_block(encoding: str, columns: int) -> None:
     raw, packed = both(encoding, 7, 32, 512, True)
     for count in (1, 2, 19):
         x = normal(count, count, columns)

@@ -15,10 +15,6 @@ from tests.naive.unit_sums import Units
 Unit = tuple[list[int], F, F | None]  # bits, scale, shift
 
 
-def q8_0(b: U8) -> list[Unit]:
-    return [(b[2:].view(np.int8).tolist(), half(b, 0), None)]
-
-
 def q4_0(b: U8) -> list[Unit]:
     return [(nibbles(b[2:]), half(b, 0), None)]
 
@@ -69,7 +65,7 @@ def q6_k(b: U8) -> list[Unit]:
 
 
 BLOCKS: dict[str, Callable[[U8], list[Unit]]] = {
-    f.__name__: f for f in (q8_0, q4_0, q4_1, q5_0, q5_1, q4_k, q5_k, q6_k)
+    f.__name__: f for f in (q4_0, q4_1, q5_0, q5_1, q4_k, q5_k, q6_k)
 }
 FIRST = {"q4_0": -8, "q5_0": -16, "q6_k": -32}
 
@@ -91,18 +87,19 @@ def stacked(encoding: str, raw: U8) -> Units:
         FIRST.get(encoding, 0),
         np.array([[scale for _, scale, _ in row] for row in rows], F),
         None if shifts[0][0] is None else np.array(shifts, F),
-        encoding == "q8_0",
     )
 
 
 def product(encoding: str, raw: U8, x: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
     """Plain rows [rows, row_bytes] times x [C, columns], by the definition of their encoding.
 
-    `encoding` may be that of packed rows, which have the products of those that were packed. What
-    is stored of a row may go on behind the columns.
+    `encoding` may be that of packed rows, which have the products of those that were packed. Rows
+    end with the block that their columns end in, whatever else is stored of them.
     """
     encoding = encoding.removesuffix("_r16")
     if encoding in BLOCKS:
-        return unit_sums.product(stacked(encoding, raw), x)
+        elements, size = SIZES[encoding]
+        blocks = -(-x.shape[1] // elements)
+        return unit_sums.product(stacked(encoding, raw[:, : blocks * size]), x)
     weights = np.stack([decode(encoding, row) for row in raw])
     return naive.product(weights[:, : x.shape[1]], x)

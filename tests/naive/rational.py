@@ -34,32 +34,25 @@ def finite(value: Fraction) -> Fraction:
 def unit_product(
     units: Sequence[tuple[Sequence[int], Fraction, Fraction | None]],
     first: int,
-    signed: bool,
     x: Sequence[Fraction],
 ) -> Fraction:
     """The product of one row of units (bits, scale, shift) and a vector, rounded as it says."""
     total, at = Fraction(0), 0
     for bits, scale, shift in units:
-        values = [*x[at : at + len(bits)], *[Fraction(0)] * (at + len(bits) - len(x))]
+        values = [*x[at : at + len(bits)], *[Fraction(0)] * len(bits)][: len(bits)]
         at += len(bits)
         lanes = [Fraction(0)] * 4
         for i, (bit, value) in enumerate(zip(bits, values, strict=True)):
-            placed = bit if signed else bit * 2 ** (8 * (i % 4))
-            lanes[i % 4] = finite(placed * value + lanes[i % 4])
-        if signed:
-            low, high = finite(lanes[0] + lanes[2]), finite(lanes[1] + lanes[3])
-            total_of_unit = finite(low + high)
-        else:
-            low = finite(lanes[2] / 2**16 + lanes[0])
-            high = finite(lanes[3] / 2**16 + lanes[1])
-            total_of_unit = finite(high / 2**8 + low)
+            lanes[i % 4] = finite(bit * 2 ** (8 * (i % 4)) * value + lanes[i % 4])
+        even, odd = finite(lanes[2] / 2**16 + lanes[0]), finite(lanes[3] / 2**16 + lanes[1])
+        found = finite(odd / 2**8 + even)
         sums = values[:4]
         for i, value in enumerate(values[4:]):
             sums[i % 4] = finite(sums[i % 4] + value)
         whole = finite(finite(sums[0] + sums[2]) + finite(sums[1] + sums[3]))
         if first:
-            total_of_unit = finite(first * whole + total_of_unit)
-        total = finite(total_of_unit * scale + total)
+            found = finite(first * whole + found)
+        total = finite(found * scale + total)
         if shift is not None:
             total = finite(whole * shift + total)
     return total
