@@ -22,6 +22,7 @@ from tests.builders.vindex2 import NaiveTokens, make_v2
 IDS = [504, 3575, 282, 4649, 314]  # The capital of France is
 GREEDY = [7042, 30, 198, 198, 504, 2988, 314, 42]
 LAYER = 20
+NEAR = 1e-5
 
 
 class NoTokens:
@@ -63,7 +64,7 @@ def test_it_goes_on_as_the_model_does(made: Vindex2, s_container: Path) -> None:
 
 @pytest.mark.real
 def test_both_generations_find_the_same_features(made: Vindex2, s_container: Path) -> None:
-    """And their tokens are one function of the same numbers, which extraction and walk call."""
+    """One has the blocks, the other their weights: products of the same numbers, rounded apart."""
     options = WalkOptions(top=10, writes=5)
     new = walk(Container(s_container), options, tokens=IDS)
     old = walk(made, WalkOptions(top=10, writes=0), tokens=IDS)
@@ -72,13 +73,16 @@ def test_both_generations_find_the_same_features(made: Vindex2, s_container: Pat
     tokens = KernelTokens()
     tokens.begin(head.encoding, (head.shape[0], head.shape[1]), head.data)
     for ours, theirs in zip(old.banks, new.banks, strict=True):
-        hits = [(hit.feature, hit.score) for hit in ours.hits]
-        assert hits == [(hit.feature, hit.score) for hit in theirs.hits]
+        features = [hit.feature for hit in ours.hits]
+        assert features == [hit.feature for hit in theirs.hits]
+        scores = [[hit.score for hit in bank.hits] for bank in (ours, theirs)]
+        np.testing.assert_allclose(*scores, rtol=NEAR)
         down = made.tensor(f"target.layer.{ours.layer:03d}/ffn.down.weight")
-        columns = down.rows(0, down.shape[0])[:, [feature for feature, _ in hits]]
-        found, scores = tokens.of(np.ascontiguousarray(columns.T), 5)
-        for hit, row, values in zip(theirs.hits, found, scores, strict=True):
-            assert list(hit.tokens) == list(zip(row.tolist(), values.tolist(), strict=True))
+        columns = down.rows(0, down.shape[0])[:, features]
+        found, products = tokens.of(np.ascontiguousarray(columns.T), 5)
+        for hit, row, values in zip(theirs.hits, found, products, strict=True):
+            assert [token for token, _ in hit.tokens] == row.tolist()
+            np.testing.assert_allclose([value for _, value in hit.tokens], values, rtol=NEAR)
 
 
 @pytest.mark.real

@@ -1,4 +1,7 @@
-"""The one definition of a row times a vector, for any number of rows and columns at once.
+"""The definition of a row of decoded weights times a vector, for any number of both at once.
+
+It is that of floats and of Q8_0, Q2_K, Q3_K, IQ4_NL, IQ4_XS and MXFP4; that of the other blocks,
+which scale sums of units and not weights, is in `larql.kernels.unit_slab`.
 
 Sixteen lanes; element i of a row belongs to lane i mod 16; elements are taken in ascending order
 with one fused multiply-add each, starting from zero; lanes past the end of a row add 0 * 0; the

@@ -14,29 +14,56 @@ from larql.kernels.expand import PREPARED
 from larql.kernels.parts import Part
 from larql.kernels.product import products
 from larql.kernels.threads import set_threads, threads
+from tests.kernels import units
 from tests.kernels.decode import FLOATS, decode, random_rows
 from tests.kernels.same import normal, same
-from tests.naive import kernels as naive
 
 ENCODINGS = tuple(name for name, found in BLOCKS.items() if found.together == 1)
 BLOCKED = tuple(name for name in ENCODINGS if name not in FLOATS)
 
 
-def multiply(raw: np.ndarray, encoding: str, x: np.ndarray) -> np.ndarray:  # type: ignore[type-arg]
+def multiply(  # type: ignore[type-arg]
+    raw: np.ndarray, encoding: str, x: np.ndarray, stored: int | None = None
+) -> np.ndarray:
     out = np.full((len(x), len(raw)), 7, np.float32)
-    products([Part(raw, encoding, len(raw), x.shape[1], out)], x)
+    products([Part(raw, encoding, len(raw), x.shape[1], out, stored)], x)
     return out
 
 
 @pytest.mark.parametrize("plain", [True, False], ids=["ordinary", "any bytes"])
 @pytest.mark.parametrize("encoding", ENCODINGS)
 def test_each_encoding_has_the_twins_bits(encoding: str, plain: bool) -> None:
-    raw = random_rows(np.random.default_rng(1), encoding, 7, 512, plain)
+    raw = random_rows(np.random.default_rng(1), encoding, 23, 512, plain)
     x = normal(2, 9, 512)
-    weights = np.stack([decode(encoding, row) for row in raw])
-    expected = naive.product(weights, x)
+    expected = units.product(encoding, raw, x)
     assert same(multiply(raw, encoding, x), expected)
     for c in range(2):
+        assert same(multiply(raw, encoding, x[c : c + 1]), expected[c : c + 1])
+
+
+@pytest.mark.parametrize("encoding", ENCODINGS)
+def test_products_with_unit_vectors_are_the_weights(encoding: str) -> None:
+    """A walk takes columns so, and no second way of decoding exists for it."""
+    raw = random_rows(np.random.default_rng(13), encoding, 18, 256)
+    weights = np.stack([decode(encoding, row) for row in raw])
+    x = np.eye(256, dtype=np.float32)
+    assert np.array_equal(multiply(raw, encoding, x).T, weights)
+    for c in (0, 100, 255):
+        assert np.array_equal(multiply(raw, encoding, x[c : c + 1])[0], weights[:, c])
+
+
+@pytest.mark.parametrize("size", [2.0**-149, 2.0**-140, 2.0**-110, 1e20, 1e30, 1e38])
+@pytest.mark.parametrize("encoding", ENCODINGS)
+def test_tiny_and_huge_vectors_have_the_twins_bits(encoding: str, size: float) -> None:
+    """Subnormals are no zeros, and sums become infinite where those of the twin do."""
+    raw = random_rows(np.random.default_rng(3), encoding, 17, 256)
+    with np.errstate(over="ignore"):
+        x = normal(4, 5, 256) * np.float32(size)
+    x[1], x[2] = np.abs(x[1]), -np.abs(x[2])
+    x[3, ::2] = -0.0
+    expected = units.product(encoding, raw, x)
+    assert same(multiply(raw, encoding, x), expected)
+    for c in range(5):
         assert same(multiply(raw, encoding, x[c : c + 1]), expected[c : c + 1])
 
 
@@ -53,16 +80,16 @@ def test_odd_shapes_of_floats(
 ) -> None:
     raw = random_rows(np.random.default_rng(seed), encoding, rows, columns)
     x = normal(seed, count, columns)
-    expected = naive.product(np.stack([decode(encoding, row) for row in raw]), x)
+    expected = units.product(encoding, raw, x)
     assert same(multiply(raw, encoding, x), expected)
 
 
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=60)
 @given(
     encoding=st.sampled_from(BLOCKED),
-    rows=st.integers(1, 40),
+    rows=st.integers(1, 50),
     blocks=st.integers(1, 3),
-    count=st.integers(1, 8),
+    count=st.integers(1, 40),
     seed=st.integers(0, 2**32 - 1),
 )
 def test_odd_shapes_of_blocks(encoding: str, rows: int, blocks: int, count: int, seed: int) -> None:
@@ -72,11 +99,49 @@ def test_odd_shapes_of_blocks(encoding: str, rows: int, blocks: int, count: int,
     together = multiply(raw, encoding, x)
     alone = np.concatenate([multiply(raw, encoding, x[c : c + 1]) for c in range(count)])
     assert same(together, alone)
-    weights = np.stack([decode(encoding, row) for row in raw[:3]])
-    assert same(np.ascontiguousarray(alone[:, :3]), naive.product(weights, x))
+    some = sorted({0, 1, rows // 2, rows - 2, rows - 1} & set(range(rows)))
+    assert same(np.ascontiguousarray(together[:, some]), units.product(encoding, raw[some], x))
 
 
-@pytest.mark.parametrize("encoding", ["q4_1", "q6_k", "bf16"])
+@settings(deadline=None, max_examples=60)
+@given(
+    encoding=st.sampled_from(BLOCKED),
+    rows=st.integers(1, 35),
+    columns=st.integers(1, 40).map(lambda groups: 16 * groups),
+    more=st.integers(0, 2),
+    count=st.sampled_from([1, 2, 3, 5, 8, 17, 40]),
+    seed=st.integers(0, 2**32 - 1),
+    plain=st.booleans(),
+)
+def test_columns_that_end_inside_a_block(
+    encoding: str, rows: int, columns: int, more: int, count: int, seed: int, plain: bool
+) -> None:
+    """Blocks that are stored behind it are no part of the row."""
+    block = BLOCKS[encoding]
+    inside = -(-columns // block.elements) * block.elements
+    stored = inside + more * block.elements
+    raw = random_rows(np.random.default_rng(seed), encoding, rows, stored, plain)
+    raw[:, block.row_bytes(inside) :] = 255  # scales that are no numbers
+    x = normal(seed, count, columns)
+    found = multiply(raw, encoding, x, stored)
+    some = sorted({0, rows // 2, rows - 1})
+    assert same(np.ascontiguousarray(found[:, some]), units.product(encoding, raw[some], x))
+    assert same(multiply(raw, encoding, x[:1], stored), np.ascontiguousarray(found[:1]))
+
+
+@pytest.mark.parametrize("encoding", BLOCKED)
+@pytest.mark.parametrize("rows", [1, 15, 16, 17, 31, 32, 33])
+def test_rows_beside_a_slab_change_no_bit(encoding: str, rows: int) -> None:
+    raw = random_rows(np.random.default_rng(rows), encoding, 48, 256)
+    x = normal(5, 7, 256)
+    expected = multiply(raw, encoding, x)
+    for first in (0, 1, 48 - rows):
+        some = np.ascontiguousarray(expected[:, first : first + rows])
+        assert same(multiply(raw[first : first + rows], encoding, x), some)
+        assert same(multiply(raw[first : first + rows], encoding, x[6:]), some[6:])
+
+
+@pytest.mark.parametrize("encoding", ["q4_1", "q6_k", "q8_0", "iq4_xs", "bf16"])
 def test_threads_columns_and_rows_change_no_bit(encoding: str) -> None:
     raw = random_rows(np.random.default_rng(3), encoding, 203, 1024)
     x = normal(4, 17, 1024)
@@ -95,13 +160,16 @@ def test_threads_columns_and_rows_change_no_bit(encoding: str) -> None:
         set_threads(before)
 
 
-@pytest.mark.parametrize("count", [1, 5])
+@pytest.mark.parametrize("count", [1, 5, 40])
 def test_matrices_that_are_multiplied_together_change_no_bit(count: int) -> None:
     x = normal(11, count, 256)
     raws = [
         (encoding, random_rows(np.random.default_rng(12), encoding, rows, 256))
-        for encoding, rows in (("q4_1", 37), ("q6_k", 5), ("f16", 90), ("q4_1", 1), ("f32", 8))
-    ]
+        for encoding, rows in (
+            ("q4_1", 37), ("q6_k", 5), ("f16", 90), ("q4_1", 1), ("f32", 8), ("q2_k", 3),
+            ("q8_0", 16),
+        )
+    ]  # fmt: skip
     parts = [
         Part(raw, name, len(raw), 256, np.empty((count, len(raw)), np.float32))
         for name, raw in raws
@@ -126,7 +194,7 @@ def test_a_row_whose_scales_do_not_fit_at_once_takes_the_same_sums() -> None:
     columns = 32 * (PREPARED // 8 + 1)
     raw = random_rows(np.random.default_rng(7), "q4_1", 5, columns)
     x = normal(8, 2, columns)
-    expected = naive.product(np.stack([decode("q4_1", row) for row in raw[:1]]), x)
+    expected = units.product("q4_1", raw[:1], x)
     assert same(multiply(raw, "q4_1", x)[:, :1].copy(), expected)
     assert same(multiply(raw, "q4_1", x[:1])[:, :1].copy(), expected[:1])
 

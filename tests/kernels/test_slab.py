@@ -19,9 +19,9 @@ from larql.kernels.product import products
 from larql.kernels.product_q8 import products_q8, takes_integers
 from larql.kernels.rounding import quantize_rows
 from larql.kernels.threads import scratch, set_threads, threads
+from tests.kernels import units
 from tests.kernels.decode import decode, random_rows
 from tests.kernels.same import normal, same
-from tests.naive import kernels as naive
 from tests.naive.packed import pack
 
 Bytes = npt.NDArray[np.uint8]
@@ -38,11 +38,13 @@ def both(encoding: str, seed: int, rows: int, columns: int, plain: bool) -> tupl
     return raw, np.frombuffer(packed, np.uint8).reshape(raw.shape)
 
 
-def multiply(raw: Bytes, encoding: str, x: Floats, policy: str = "f32") -> Floats:
+def multiply(
+    raw: Bytes, encoding: str, x: Floats, policy: str = "f32", stored: int | None = None
+) -> Floats:
     place, slot = scratch(1 << 20)
     ctypes.memset(place, 255, slot * threads())  # what is not written must not be read
     out = np.full((len(x), len(raw)), 7, np.float32)
-    part = Part(raw, encoding, len(raw), x.shape[1], out)
+    part = Part(raw, encoding, len(raw), x.shape[1], out, stored)
     if policy == "f32":
         products([part], x)
     else:
@@ -59,8 +61,8 @@ def test_each_encoding_has_the_bits_of_its_rows(encoding: str, plain: bool) -> N
         x = normal(count, count, 512)
         found = multiply(packed, encoding, x)
         assert same(found, multiply(raw, SOURCES[encoding], x)), count
-        if count < 3:
-            assert same(found, naive.product(weights, x))
+        if count in (1, 2, 19):
+            assert same(found, units.product(encoding, raw, x)), count
         rounded = multiply(packed, encoding, x, "q8")
         assert same(rounded, multiply(raw, SOURCES[encoding], x, "q8")), count
     out, ids = np.empty((4, 512), np.float32), np.array([47, 0, 17, 17], np.int64)
@@ -83,6 +85,17 @@ def test_shapes(encoding: str, slabs: int, blocks: int, count: int, policy: str,
     x = normal(seed, count, columns)
     expected = multiply(raw, SOURCES[encoding], x, policy)
     assert same(multiply(packed, encoding, x, policy), expected)
+
+
+@pytest.mark.parametrize("columns", [16, 240, 272, 496])
+@pytest.mark.parametrize("encoding", INTERLEAVED)
+def test_columns_that_end_inside_a_block(encoding: str, columns: int) -> None:
+    raw, packed = both(encoding, 7, 32, 512, True)
+    for count in (1, 2, 19):
+        x = normal(count, count, columns)
+        found = multiply(packed, encoding, x, stored=512)
+        assert same(found, multiply(raw, SOURCES[encoding], x, stored=512)), count
+        assert same(found, units.product(encoding, raw, x)), count
 
 
 @pytest.mark.parametrize("policy", ["f32", "q8"])
@@ -109,6 +122,18 @@ def test_threads_vectors_and_neighbours_change_no_bit(policy: str) -> None:
             assert same(parts[1].out, multiply(other, "q4_0", x, policy))
     finally:
         set_threads(before)
+
+
+@pytest.mark.parametrize("size", [2.0**-149, 2.0**-130, 1e30])
+@pytest.mark.parametrize("encoding", INTERLEAVED)
+def test_tiny_and_huge_vectors_have_the_bits_of_plain_rows(encoding: str, size: float) -> None:
+    raw, packed = both(encoding, 5, 32, 256, True)
+    x = normal(6, 19, 256) * np.float32(size)
+    x[1] = np.abs(x[1])
+    for count in (1, 2, 19):
+        found = multiply(packed, encoding, x[:count])
+        assert same(found, multiply(raw, SOURCES[encoding], x[:count])), count
+        assert same(found, units.product(encoding, raw, x[:count])), count
 
 
 @pytest.mark.parametrize("byte", [0, 1, 127, 128, 255])
