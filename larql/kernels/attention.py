@@ -137,9 +137,8 @@ def _attend_blocks(variant: Any, p: int, task: int, worker: int) -> None:
     low = first_seen(start, window) // BLOCK
     pieces = ((start + tokens - 1) // BLOCK + 1 - low) * kv_heads
     tasks = load_i64(p + 136)
-    share = (pieces + tasks - 1) // tasks
     work = load_i64(p + 144) + worker * load_i64(p + 152)
-    for piece in range(task * share, min(pieces, (task + 1) * share)):
+    for piece in range(pieces * task // tasks, pieces * (task + 1) // tasks):
         head = piece % kv_heads
         _pack(p, head, 0, tokens, work)
         place = load_i64(p + 160) + piece * rows * step

@@ -12,10 +12,12 @@ import numpy as np
 
 from larql.kernels import setup
 from larql.kernels.jit import Variant, compiled_address, device, kernel
-from larql.kernels.memory import call_kernel, load_f32, load_i64, words
+from larql.kernels.memory import call_kernel, fetch_lines, load_f32, load_i64, words
 from larql.kernels.outer import outer_product
+from larql.kernels.shape import tile_columns
 from larql.kernels.softmax import BLOCK, lean, weigh
 from larql.kernels.stored import stored_bytes
+from larql.kernels.vector import LANES
 
 __all__ = ["block_rows", "block_rows_address", "first_seen"]
 
@@ -61,11 +63,26 @@ def _block(variant: Any, p: int, job: int, unused: int) -> None:
     rows = tokens * group
     score = work + rows * dims * 4
     first = b * BLOCK
+    low, high = (
+        _low(start + first_token, window, first),
+        _high(start + first_token + tokens - 1, first),
+    )
+    written = min(BLOCK, start + load_i64(p + 40) - first)
+    # Whole vectors of keys that some query sees.
+    begin, end = low // LANES * LANES, (high + LANES - 1) // LANES * LANES
     # Up to 64 dims are one stream, which hardware prefetching follows; more are read in pieces.
-    pieces = padded > BLOCK
+    # So are keys, where tiles are narrower than a block.
+    pieces = padded > BLOCK or tile_columns(variant) * LANES < BLOCK
+    # Only what has been written: a page that never was is looked up in vain for each line.
+    ahead = 0
+    if pieces:
+        if written == BLOCK:
+            ahead = values - keys
+        else:
+            fetch_lines(values + low * padded * size, (written - low) * padded * size)
     outer_product(
-        variant, work, dims * 4, rows, keys, BLOCK * size, dims, BLOCK,
-        values - keys if pieces else 0, score, BLOCK * 4,
+        variant, work, dims * 4, rows, keys + begin * size, BLOCK * size, dims, end - begin,
+        ahead, score + begin * 4, BLOCK * 4,
     )  # fmt: skip
     whole = True
     for t in range(tokens):
@@ -85,7 +102,11 @@ def _block(variant: Any, p: int, job: int, unused: int) -> None:
                     )  # fmt: skip
                     factor = np.float32(1)
                 weigh(score + r * BLOCK * 4, low, high, factor, cap, partial + r * step)
-    following = keys + dims * BLOCK * size
+    following = values
+    if head + 1 < kv_heads or (
+        first + BLOCK < start + load_i64(p + 40) and b % blocks + 1 < blocks
+    ):
+        following = keys + dims * BLOCK * size
     share = tokens if whole else 1
     t = 0
     while t < tokens:  # a range whose step is no constant could raise

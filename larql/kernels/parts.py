@@ -35,8 +35,9 @@ __all__ = [
 WHOLE = 16
 """Columns of padded rows of blocks are a multiple, so that no vector reaches into the padding."""
 
-_TASK_BYTES = 16 << 10
-_TASKS_PER_THREAD = 8  # so that threads finish together on busy cores
+_TASK_BYTES = 16 << 10  # at least, where there are rows for that: two microseconds of reading
+_TASKS_PER_THREAD = 32  # so that threads finish together
+_PANELS_PER_THREAD = 8  # which cost more to begin
 _PANEL_MULTIPLE = 4  # the rows of the tallest tile
 _MOST = 4  # jobs whose words fit a call
 _HEAD = 3  # words for each job before their own: last task + 1, function, where its words begin
@@ -160,7 +161,7 @@ def share_rows(rows: int, row_bytes: int, multiple: int) -> int:
 def panel_rows(rows: int, stride: int, most: int) -> int:
     """Return how many rows a task takes when it decodes a panel, `stride` bytes each of `most`."""
     tall = max(_PANEL_MULTIPLE, most // stride)
-    return rounded_up(min(tall, -(-rows // (_TASKS_PER_THREAD * threads()))), _PANEL_MULTIPLE)
+    return rounded_up(min(tall, -(-rows // (_PANELS_PER_THREAD * threads()))), _PANEL_MULTIPLE)
 
 
 def rounded_up(value: int, multiple: int) -> int:

@@ -4,10 +4,16 @@ Callers put a job in one slot and work on it themselves; workers join as they co
 only for tasks that somebody has begun, so a worker that the system keeps off its core delays
 nobody. Which thread runs a task never matters to its result.
 
-The slot's ticket is one word: generation in the high half, next task in the low half. A task is
-claimed by advancing the ticket it was read from, so a claim can only succeed for the job whose
-description was read in between; while a description is written the ticket is closed (odd
-generation). Idle workers spin for a while, then sleep on the generation.
+A job's tasks are divided into spans, one for each thread. A thread takes the tasks of its own span
+in order, so that it reads memory in one long run; then what is left of the others'. It claims a
+quarter of what is left at once, because a claim empties the processor's pipeline, and in the end
+single tasks, so that threads finish together even on busy cores.
+
+A span's ticket is one word: the job's number in the high half, the next task in the low half. A
+task is claimed by advancing the ticket it was read from, so a claim can only succeed for the job
+whose description was read in between. Who claims the last task closes the ticket, and so all are
+closed while the next description is written. Idle workers spin for a while, then sleep on the
+number of the job.
 """
 
 from __future__ import annotations
@@ -24,6 +30,7 @@ from larql.kernels import setup
 from larql.kernels.atomic import (
     atomic_add,
     atomic_load,
+    atomic_release,
     atomic_store,
     futex,
     relax,
@@ -36,33 +43,40 @@ from larql.kernels.memory import call_kernel, load_i64, store_i64
 __all__ = ["Pool", "runner"]
 
 # Byte offsets in the slot; words that different threads write are on cache lines of their own.
-_TICKET, _DONE, _FUNCTION, _PARAMETERS, _TASKS, _SLEEPERS, _STOP = 0, 128, 256, 264, 272, 384, 512
-_SPIN, _CALL_NUMBER, _SPLIT = 520, 528, 536
-_SLOT_BYTES = 640
+_NUMBER, _DONE, _FUNCTION, _PARAMETERS, _SLEEPERS, _STOP = 0, 128, 256, 264, 384, 512
+_SPIN, _CALL_NUMBER, _SPANS, _TICKETS = 520, 528, 536, 640
+_LINE = 128  # of a ticket and its end; processors fetch lines in pairs
+_MOST_SPANS = 16  # opening one costs the caller a cache line
 _CLOSED = 0xFFFFFFFF
 _WAIT, _WAKE = 128, 129  # FUTEX_WAIT and FUTEX_WAKE, private to the process
 _FUTEX_CALL = {"x86_64": 202, "amd64": 202, "aarch64": 98, "riscv64": 98}
-_SPINS = 12000  # some hundred microseconds: the pause between two steps of decoding
+_SPINS = 20000  # some hundred microseconds: the pause between two steps of decoding
 _PATIENCE = 4000  # how often a caller looks for begun tasks before it lends its core
 
 
 @device
-def _claim(variant: Any, slot: int, worker: int) -> int:
-    """Work on the slot's job until no task is left; return the generation that was seen."""
-    while True:
-        ticket = atomic_load(slot + _TICKET)
-        task = ticket & _CLOSED
-        if task >= load_i64(slot + _TASKS):
-            seen: int = ticket >> 32
-            return seen
-        function, parameters = load_i64(slot + _FUNCTION), load_i64(slot + _PARAMETERS)
-        # Neighbouring tasks in one claim: memory is read in long runs, and the last claims are
-        # single tasks, so that threads finish together even on busy cores.
-        count = max(1, (load_i64(slot + _TASKS) - task) // load_i64(slot + _SPLIT))
-        if swap_if(slot + _TICKET, ticket, ticket + count):
-            for index in range(task, task + count):
-                call_kernel(function, parameters, index, worker)
-            atomic_add(slot + _DONE, count)
+def _claim(variant: Any, slot: int, worker: int) -> None:
+    """Work on the slot's job until no task is left."""
+    spans = load_i64(slot + _SPANS)
+    done, span = 0, worker
+    while span >= spans:
+        span -= spans
+    for _ in range(spans):
+        place = slot + _TICKETS + span * _LINE
+        span = span + 1 if span + 1 < spans else 0
+        ticket = atomic_load(place)
+        while ticket & _CLOSED != _CLOSED:
+            function, parameters = load_i64(slot + _FUNCTION), load_i64(slot + _PARAMETERS)
+            task = ticket & _CLOSED
+            left = load_i64(place + 8) - task
+            count = left // 4 + 1
+            if swap_if(place, ticket, ticket + count if count < left else ticket | _CLOSED):
+                for index in range(task, task + count):
+                    call_kernel(function, parameters, index, worker)
+                done += count
+            ticket = atomic_load(place)
+    if done > 0:  # until this is added, the job remains in the slot
+        atomic_add(slot + _DONE, done)
 
 
 @kernel
@@ -71,15 +85,25 @@ def _work(variant: Any, slot: int, worker: int, unused: int) -> None:
     seen = 0
     while atomic_load(slot + _STOP) == 0:
         spins = load_i64(slot + _SPIN)
-        while spins > 0 and atomic_load(slot + _TICKET) >> 32 == seen:
+        while spins > 0 and atomic_load(slot + _NUMBER) == seen:
             relax(variant)
             spins -= 1
-        if atomic_load(slot + _TICKET) >> 32 == seen:
+        number = atomic_load(slot + _NUMBER)
+        if number == seen:
             atomic_add(slot + _SLEEPERS, 1)
-            futex(load_i64(slot + _CALL_NUMBER), slot + _TICKET + 4, _WAIT, seen)
+            futex(load_i64(slot + _CALL_NUMBER), slot + _NUMBER, _WAIT, seen)
             atomic_add(slot + _SLEEPERS, -1)
         else:
-            seen = _claim(variant, slot, worker)
+            seen = number
+            _claim(variant, slot, worker)
+
+
+@device
+def _publish(slot: int) -> None:
+    """Tell workers that there is something new."""
+    atomic_store(slot + _NUMBER, load_i64(slot + _NUMBER) + 1)
+    if atomic_load(slot + _SLEEPERS) > 0:
+        futex(load_i64(slot + _CALL_NUMBER), slot + _NUMBER, _WAKE, 0x7FFFFFFF)
 
 
 @kernel
@@ -91,15 +115,21 @@ def _run(variant: Any, job: int, unused: int, unused_too: int) -> None:
         for task in range(tasks):
             call_kernel(function, parameters, task, 0)
         return
-    generation = atomic_load(slot + _TICKET) >> 32
-    atomic_store(slot + _TICKET, ((generation + 1) << 32) | _CLOSED)
     store_i64(slot + _FUNCTION, function)
     store_i64(slot + _PARAMETERS, parameters)
-    store_i64(slot + _TASKS, tasks)
-    atomic_store(slot + _DONE, 0)
-    atomic_store(slot + _TICKET, (generation + 2) << 32)
-    if atomic_load(slot + _SLEEPERS) > 0:
-        futex(load_i64(slot + _CALL_NUMBER), slot + _TICKET + 4, _WAKE, 0x7FFFFFFF)
+    store_i64(slot + _DONE, 0)
+    spans = load_i64(slot + _SPANS)
+    share = tasks // spans
+    longer = tasks - share * spans
+    opened = (load_i64(slot + _NUMBER) + 1) << 32
+    first, place = 0, slot + _TICKETS
+    for span in range(spans):
+        end = first + share + (1 if span >= spans - longer else 0)
+        if first < end:
+            store_i64(place + 8, end)
+            atomic_release(place, opened | first)
+        first, place = end, place + _LINE
+    _publish(slot)
     _claim(variant, slot, 0)
     spins = 0
     while atomic_load(slot + _DONE) < tasks:
@@ -111,10 +141,8 @@ def _run(variant: Any, job: int, unused: int, unused_too: int) -> None:
 
 @kernel
 def _wake(variant: Any, slot: int, unused: int, unused_too: int) -> None:
-    """Publish an empty job, so that workers look at the stop word."""
-    generation = atomic_load(slot + _TICKET) >> 32
-    atomic_store(slot + _TICKET, ((generation + 2) << 32) | _CLOSED)
-    futex(load_i64(slot + _CALL_NUMBER), slot + _TICKET + 4, _WAKE, 0x7FFFFFFF)
+    """Have workers look at the stop word."""
+    _publish(slot)
 
 
 @cache
@@ -142,15 +170,18 @@ class Pool:
 
     def __init__(self, threads: int) -> None:
         _, work, _ = _addresses()
-        words = np.zeros(_SLOT_BYTES // 8 + 16, np.int64)
+        spans = min(threads, _MOST_SPANS)
+        words = np.zeros((_TICKETS + spans * _LINE) // 8 + 16, np.int64)
         self._memory = words
         self.slot = -(-int(words.ctypes.data) // 128) * 128
         base = (self.slot - int(words.ctypes.data)) // 8
         self._stop: npt.NDArray[np.int64] = words[base + _STOP // 8 :][:1]
         # With more threads than cores a spinning worker keeps a working one from running.
         words[base + _SPIN // 8] = _SPINS if threads <= setup.usable_cores() else 0
-        words[base + _SPLIT // 8] = 2 * threads
+        words[base + _SPANS // 8] = spans
         words[base + _CALL_NUMBER // 8] = _FUTEX_CALL[platform.machine().lower()]
+        first = base + _TICKETS // 8
+        words[first : first + spans * _LINE // 8 : _LINE // 8] = _CLOSED
         self.free = threading.Lock()
         call = native(work)
         self._threads = [

@@ -18,13 +18,17 @@ import numpy as np
 
 from larql.kernels import setup, threads
 from larql.kernels.jit import WORD, Variant, compiled_address, compiled_entry, kernel
-from larql.kernels.memory import load_i64, store_i64
+from larql.kernels.memory import fetch_lines, load_i64, store_i64
 from larql.kernels.threads import PARAMETERS, Recording, begin
 
 __all__ = ["Program", "recorded"]
 
 _JOB = 2 + PARAMETERS  # function, tasks, words
-_COUNT = 8  # words before the first job; word 0 counts jobs
+# Words before the first job: how many jobs there are; how far to advance the marked words before a
+# run, where their numbers are, and how many.
+_COUNT = 8
+_ADVANCE, _MARKS, _MARKED = 1, 2, 3
+_FETCHED = 256  # bytes of the next job that are read ahead
 
 
 @kernel
@@ -45,9 +49,16 @@ def _record(variant: Any, job: int, unused: int, unused_too: int) -> None:
 @kernel
 def _replay(run: int, pool: int, function: int, tasks: int, memory: int) -> None:
     """Make the calls in their order; `function` and `tasks` are unused."""
+    advance, marks = load_i64(memory + _ADVANCE * 8), load_i64(memory + _MARKS * 8)
+    if advance != 0:
+        for index in range(load_i64(memory + _MARKED * 8)):
+            word = memory + load_i64(marks + index * 8) * 8
+            store_i64(word, load_i64(word) + advance)
     for index in range(load_i64(memory)):
         place = memory + (_COUNT + index * _JOB) * 8
         count = load_i64(place + 8)
+        # Since the last run all weights have passed through the caches.
+        fetch_lines(place + _JOB * 8, _FETCHED)
         begin(run, pool if count > 1 else 0, load_i64(place), count, place + 16)
 
 
@@ -69,11 +80,14 @@ class Program:
     """
 
     def __init__(self, recording: Recording, position: int) -> None:
+        self._marked = np.array(recording.marked, dtype=np.int64)
         self._kept = recording.kept
         self._memory = recording.memory
+        self._memory[_MARKS] = self._marked.ctypes.data
+        self._memory[_MARKED] = len(self._marked)
+        self._address = int(self._memory.ctypes.data)
         self._threads = threads.threads()
         self._position = position
-        self._marked = np.array(recording.marked, dtype=np.int64)
 
     def fits(self) -> bool:
         """Return whether the thread count is still that of the recording."""
@@ -81,10 +95,9 @@ class Program:
 
     def run(self, position: int) -> None:
         """Make all calls, as they would be made at `position`."""
-        if position != self._position:
-            self._memory[self._marked] += position - self._position
-            self._position = position
-        threads.submit(_entry(), 0, self._threads, int(self._memory.ctypes.data))
+        self._memory[_ADVANCE] = position - self._position
+        self._position = position
+        threads.submit(_entry(), 0, self._threads, self._address)
 
 
 @contextmanager

@@ -56,8 +56,10 @@ def greedy(row: npt.NDArray[np.float32]) -> int:
     UsageError
         If a logit is not a number.
     """
-    _refuse_nan(row)
-    return int(np.argmax(row))
+    token = int(np.argmax(row))  # the first that is not a number, if there is one
+    if np.isnan(row[token]):
+        _refuse_nan(row)
+    return token
 
 
 def top_tokens(row: npt.NDArray[np.float32], count: int) -> list[tuple[int, float]]:

@@ -118,10 +118,12 @@ class State:
             Whether the step is made of several blocks, which may overwrite what the state before
             it still needs; one block never does.
         """
+        if not several:
+            return Mark(self.length, ())
         copies = tuple(
             (region, region.snapshot(self.length))
             for region in self.regions
-            if several and (region.whole or self.length)
+            if region.whole or self.length
         )
         return Mark(self.length, copies)
 

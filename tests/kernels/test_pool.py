@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from larql.kernels import setup
+from larql.kernels.atomic import atomic_add, atomic_load, relax
 from larql.kernels.jit import Variant, compiled_address, kernel
 from larql.kernels.memory import load_i64, store_i64
 from larql.kernels.threads import launch, scratch, set_threads, threads
@@ -21,6 +22,19 @@ def _count(variant: Any, p: int, task: int, worker: int) -> None:
     place = load_i64(p) + task * 8
     store_i64(place, load_i64(place) + 1)
     store_i64(load_i64(p + 8) + task * 8, worker)
+
+
+@kernel
+def _hold(variant: Any, p: int, task: int, worker: int) -> None:
+    """Count; the first task waits for so many others, or gives up."""
+    others, patience = load_i64(p + 8), load_i64(p + 16)
+    if task == 0:
+        while atomic_load(load_i64(p)) < others and patience > 0:
+            relax(variant)
+            patience -= 1
+        store_i64(load_i64(p) + 8, patience)
+    else:
+        atomic_add(load_i64(p), 1)
 
 
 @pytest.fixture(autouse=True)
@@ -52,6 +66,28 @@ def test_every_task_runs_once(count: int) -> None:
     assert (counter.counts[:200] == 20).all()
     assert counter.counts[200] == 0
     assert counter.workers.min() >= 0 and counter.workers.max() < count
+
+
+@pytest.mark.parametrize("count", [2, 3, 20])
+@pytest.mark.parametrize("tasks", [2, 3, 5, 17, 19, 40])
+def test_few_tasks_run_once(count: int, tasks: int) -> None:
+    set_threads(count)
+    counter = Counter(tasks)
+    for _ in range(50):
+        counter.run(tasks)
+    assert counter.counts.tolist() == [50] * tasks + [0]
+
+
+def test_a_thread_that_is_kept_leaves_the_rest_to_others() -> None:
+    set_threads(2)
+    found = np.zeros(2, np.int64)
+    function = compiled_address(_hold, Variant(setup.current().level))
+    # Claims are a quarter of half the tasks and one; what is beside the first one can be done.
+    others = 800 - 101
+    parameters = np.array([found.ctypes.data, others, 1 << 30])
+    launch(function, parameters, 800)
+    assert found[0] == 799
+    assert found[1] > 0
 
 
 def test_workers_sleep_and_wake() -> None:

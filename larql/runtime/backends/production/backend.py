@@ -224,11 +224,11 @@ class ProductionBackend(Backend):
     ) -> Float32:
         """Make an operation's calls for one position; from the second time on, recorded ones."""
         calls = self._arithmetic.calls
-        if calls.doubts is not None or op not in calls.programs:
-            calls.programs.setdefault(op, None)
-            return walk(given)
-        program = calls.programs[op]
+        program = None if calls.doubts is not None else calls.programs.get(op)
         if program is None or not program.fits():
+            if calls.doubts is not None or op not in calls.programs:
+                calls.programs.setdefault(op, None)
+                return walk(given)
             program = calls.programs[op] = self._recorded(walk, given, 0)
         made = program.run(given, 0)
         return walk(given) if made is None else made
