@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import re
 import sys
-from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -30,16 +30,25 @@ KERNELS_MAY_IMPORT = {"numpy", "numba", "llvmlite"}
 TOKENIZER_MODULES = ("format/tokenizer", "runtime/text.py")
 
 
-def imports(path: Path) -> Iterator[str]:
+@cache
+def nodes(path: Path) -> tuple[ast.AST, ...]:
+    """Give all nodes of a module, which several rules look at, parsed once."""
+    return tuple(ast.walk(ast.parse(path.read_text(encoding="utf-8"))))
+
+
+@cache
+def imports(path: Path) -> tuple[str, ...]:
     """Give the dotted names that a module imports, wherever in it, absolute."""
     package = path.relative_to(PACKAGE.parent).with_suffix("").parts
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    found: list[str] = []
+    for node in nodes(path):
         if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
+            found += (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
             base = ".".join(package[: -node.level]) if node.level else ""
             module = ".".join(part for part in (base, node.module or "") if part)
-            yield from (f"{module}.{alias.name}" for alias in node.names)
+            found += (f"{module}.{alias.name}" for alias in node.names)
+    return tuple(found)
 
 
 def part_of(path: Path) -> str:
@@ -101,11 +110,12 @@ def test_families_are_named_in_the_source_compiler_only(path: Path) -> None:
     if label(path).startswith(("format/source/", *TOKENIZER_MODULES)):
         return
     text = path.read_text(encoding="utf-8").lower()
-    for family in family_names():
-        # llama.cpp is a program, and gpt-oss-expert-v1 what experts compute.
-        assert not re.search(rf"\b{family}\b(?!\.cpp|-expert-v1)", text), f"{family} is named"
+    # llama.cpp is a program, and gpt-oss-expert-v1 what experts compute.
+    found = re.search(rf"\b({'|'.join(family_names())})\b(?!\.cpp|-expert-v1)", text)
+    assert found is None, f"{found[0]} is named"
 
 
+@cache
 def family_names() -> list[str]:
     return sorted({name for f in FAMILIES for name in (f.name, *f.model_types, *f.architectures)})
 
@@ -122,10 +132,9 @@ def test_files_hold_one_idea(path: Path) -> None:
 
 @EACH
 def test_kinds_are_explicit(path: Path) -> None:
-    tree = ast.parse(path.read_text(encoding="utf-8"))
     called = {
         node.func.id
-        for node in ast.walk(tree)
+        for node in nodes(path)
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)
     }
     assert "hasattr" not in called
