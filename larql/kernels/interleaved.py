@@ -70,8 +70,6 @@ class Interleaved:
     ----------
     source : str
         The encoding that was interleaved.
-    span : int
-        Weights that are made of the same words, together: taken at a time, each word is read once.
     width, first : int
         A weight is scale * (bits + first) + shift of so many bits; 8: signed bytes, which lie
         weight after weight and not by words.
@@ -86,7 +84,6 @@ class Interleaved:
     """
 
     source: str
-    span: int
     width: int
     first: int
     quad: Callable[[Rows, Any, int], tuple[Any, int]] | None
@@ -98,38 +95,27 @@ class Interleaved:
         """How many units of equal scale 32 weights have."""
         return INTEGERS[self.source].units
 
-    def quads_by_lane(self, span: int) -> list[list[int]]:
-        """Return the quads of a span: those of equal lanes of a sum together, in their order."""
-        begin, count, lanes = span * self.span // 4, self.span // 4, LANES // 4
-        return [[begin + at for at in range(lane, count, lanes)] for lane in range(lanes)]
-
-    def unit_of(self, quad: int) -> int:
-        """Return the unit of a quad."""
-        return quad * self.units // QUADS_OF_GROUP
-
     def factors(self, rows: Rows, p: Any, unit: int) -> tuple[list[Any], Any | None]:
         """Emit the numbers of a unit as :meth:`floats` takes them: a scale for each of a quad."""
-        scale, shift = self.numbers(rows, p, unit)
+        b, (scale, shift) = rows.e.builder, self.numbers(rows, p, unit)
         if self.quad is None:
             return [scale] * 4, shift
-        units = rows.e.field_units(self.width)
-        b = rows.e.builder
-        return [
-            scale if of == 1.0 else b.fmul(scale, constant(scale.type, of)) for of in units
-        ], shift
+        downs = [constant(scale.type, 256.0**-j) for j in range(4)]
+        return [b.fmul(scale, down) for down in downs], shift
 
     def floats(
-        self, rows: Rows, p: Any, number: int, which: Sequence[int], scales: Sequence[Any],
-        shift: Any,
-    ) -> list[Any]:  # fmt: skip
-        """Emit some of a quad's four weights as float32; the factors are those of its unit."""
+        self, rows: Rows, p: Any, number: int, scales: Sequence[Any], shift: Any
+    ) -> list[Any]:
+        """Emit a quad's four weights as float32; the factors are those of its unit."""
         b = rows.e.builder
         if self.quad is None:
-            found = [rows.signed_bytes(p, _HALVES + LANES * (4 * number + j)) for j in which]
+            found = [rows.signed_bytes(p, _HALVES + LANES * (4 * number + j)) for j in range(4)]
         else:
-            words, bit = self.quad(rows, p, number)
-            found = rows.e.fields(words, bit, self.width, self.first, which)
-        pairs = list(zip(found, [scales[j] for j in which], strict=True))
+            found = self.values(rows, p, number)
+        if self.first:
+            firsts = [constant(each.type, self.first * 256.0**j) for j, each in enumerate(found)]
+            found = [b.fadd(*pair) for pair in zip(found, firsts, strict=True)]
+        pairs = list(zip(found, scales, strict=True))
         if shift is None:
             return [b.fmul(value, scale) for value, scale in pairs]
         return [fused(b, value, scale, shift) for value, scale in pairs]
@@ -247,12 +233,12 @@ def _signed_scales(rows: Rows, p: Any, unit: int) -> tuple[Any, Any | None]:
 
 
 INTERLEAVED: Mapping[str, Interleaved] = {
-    "q8_0_r16": Interleaved("q8_0", 32, 8, 0, None, _halves),
-    "q4_0_r16": Interleaved("q4_0", 32, 4, -8, _nibbles(_HALVES), _halves),
-    "q4_1_r16": Interleaved("q4_1", 32, 4, 0, _nibbles(2 * _HALVES), _two_halves),
-    "q5_0_r16": Interleaved("q5_0", 32, 5, -16, _fives(_HALVES), _halves),
-    "q5_1_r16": Interleaved("q5_1", 32, 5, 0, _fives(2 * _HALVES), _two_halves),
-    "q4_k_r16": Interleaved("q4_k", 64, 4, 0, _q4_k, _packed6, 4),
-    "q5_k_r16": Interleaved("q5_k", 64, 5, 0, _q5_k, _packed6),
-    "q6_k_r16": Interleaved("q6_k", 128, 6, -32, _q6_k, _signed_scales, 2),
+    "q8_0_r16": Interleaved("q8_0", 8, 0, None, _halves),
+    "q4_0_r16": Interleaved("q4_0", 4, -8, _nibbles(_HALVES), _halves),
+    "q4_1_r16": Interleaved("q4_1", 4, 0, _nibbles(2 * _HALVES), _two_halves),
+    "q5_0_r16": Interleaved("q5_0", 5, -16, _fives(_HALVES), _halves),
+    "q5_1_r16": Interleaved("q5_1", 5, 0, _fives(2 * _HALVES), _two_halves),
+    "q4_k_r16": Interleaved("q4_k", 4, 0, _q4_k, _packed6, 4),
+    "q5_k_r16": Interleaved("q5_k", 5, 0, _q5_k, _packed6),
+    "q6_k_r16": Interleaved("q6_k", 6, -32, _q6_k, _signed_scales, 2),
 }

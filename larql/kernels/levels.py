@@ -160,35 +160,6 @@ class Portable:
             return self.builder.fmul(number, factor)
         return fused(self.builder, number, factor, spread(self.builder, shift))
 
-    def field(self, words: Any, at: int, width: int, first: int) -> Any:
-        """Emit `first` + the `width` bits from bit `at` on of each int32 lane, as float32."""
-        whole = self.bits_of(words, at, (1 << width) - 1)
-        # 2^23 + u has u for its last bits.
-        raised = self.builder.or_(whole, constant(words.type, (127 + 23) << 23))
-        number = self.builder.bitcast(raised, _floats(words))
-        return self.builder.fsub(number, constant(number.type, float((1 << 23) - first)))
-
-    def field_units(self, width: int) -> tuple[float, ...]:
-        """Return what each of :meth:`fields` of so many bits must be multiplied with."""
-        return 1.0, 2.0**-8, 2.0**-16, 2.0**-24
-
-    def fields(
-        self, words: Any, bit: int, width: int, first: int, which: Sequence[int]
-    ) -> list[Any]:
-        """Emit `first` + the `width` bits from `bit` on of some of a word's four bytes, as float32.
-
-        Each is divided by its byte's unit: a field that stays where it is in its word is a multiple
-        of a power of two. Units that shift or shuffle are scarcer than those that mask.
-        """
-        b, mask, found = self.builder, (1 << width) - 1, []
-        small = b.lshr(words, constant(words.type, bit)) if bit else words
-        for j in which:
-            number = self.float_of(b.and_(small, constant(words.type, mask << 8 * j)))
-            if first:
-                number = b.fadd(number, constant(number.type, float(first << 8 * j)))
-            found.append(number)
-        return found
-
     def affine4(self, scale: Any, first: float, shift: Any | None) -> Any:
         """Prepare scale * (q + first) + shift for 4-bit q; return what `lookup4` takes."""
         return scale, first, shift
@@ -267,31 +238,6 @@ class Avx2(Portable):
 
 class Avx512(Avx2):
     """Emit for AVX-512 F, BW, DQ and VL: sixteen weights are one table look-up."""
-
-    def field_units(self, width: int) -> tuple[float, ...]:
-        """Return what each of :meth:`fields` of so many bits must be multiplied with."""
-        return super().field_units(width) if width > 5 else (1.0,) * 4
-
-    def fields(
-        self, words: Any, bit: int, width: int, first: int, which: Sequence[int]
-    ) -> list[Any]:
-        """Emit `first` + some bits of bytes, divided by their units: five or fewer by look-up."""
-        if width > 5:
-            return super().fields(words, bit, width, first, which)
-        return [self.field(words, 8 * j + bit, width, first) for j in which]
-
-    def field(self, words: Any, at: int, width: int, first: int) -> Any:
-        """Emit `first` + some bits of each int32 lane, as float32: five or fewer by look-up."""
-        if width > 5:
-            return super().field(words, at, width, first)
-        index = self.builder.lshr(words, constant(I32.llvm, at)) if at else words
-        low, high = (
-            ir.Constant(F32.llvm, [float(first + LANES * half + q) for q in range(LANES)])
-            for half in range(2)
-        )
-        if width == 4:  # it heeds only the low four bits of each lane, the other the low five
-            return self.lookup4(low, index)
-        return self.call("llvm.x86.avx512.vpermi2var.ps.512", F32.llvm, [low, index, high])
 
     def affine4(self, scale: Any, first: float, shift: Any | None) -> Any:
         """Prepare the sixteen possible results."""

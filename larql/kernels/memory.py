@@ -274,6 +274,14 @@ def words(typingctx: Any, values: Any) -> Any:
     return (types.int64(values), emit) if isinstance(values, types.BaseTuple) else None
 
 
+def keep_apart(builder: Any) -> None:
+    """Keep the compiler from moving loads over this place; no instruction comes of it.
+
+    It would decode far more weights ahead of their use than there are registers.
+    """
+    builder.fence("seq_cst", targetscope="singlethread")
+
+
 def stack_room(builder: Any, size: int) -> Any:
     """Emit the address of `size` bytes of stack memory, at a cache line, valid in this function."""
     with builder.goto_entry_block():  # alloca_once would fill it with zeros, word by word

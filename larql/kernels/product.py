@@ -40,7 +40,7 @@ from larql.kernels.shape import (
 from larql.kernels.slab_product import float_job, interleaved_expander
 from larql.kernels.threads import scratch
 from larql.kernels.tile import coded_tile, plain_tile
-from larql.kernels.unit_product import fits_stack, unit_job_of_one, unit_jobs
+from larql.kernels.unit_product import fits_stack, unit_job_of_one, unit_jobs, unit_scratch
 from larql.kernels.unit_slab import has_units
 
 __all__ = ["expander", "job_of_one", "products"]
@@ -243,15 +243,18 @@ def products(parts: Sequence[Part], x: npt.NDArray[np.float32]) -> None:
     if not parts:
         return
     united = [part for part in parts if has_units(part.encoding)]
+    if len(x) == 1 and all(map(fits_stack, united)):
+        jobs = [unit_job_of_one(part, x) for part in united]
+        united = []
+    else:
+        jobs = []
     plain = [part for part in parts if not has_units(part.encoding)]
     direct = [part for part in plain if len(x) == 1 and _direct(part)]
     others = [part for part in plain if part not in direct]
-    jobs = [_in_registers(part, x) for part in direct]
-    if len(x) == 1 and all(map(fits_stack, united)):
-        jobs += [unit_job_of_one(part, x) for part in united]
-    elif united:
-        jobs += unit_jobs(united, x)
-    if others:
-        place, slot = scratch(max(_share(part) * _stride(part) for part in others))
+    jobs += [_in_registers(part, x) for part in direct]
+    if others or united:
+        sizes = [_share(part) * _stride(part) for part in others]
+        place, slot = scratch(max(sizes + [unit_scratch(part) for part in united]))
         jobs += [_by_panels(part, x, place, slot) for part in others]
+        jobs += unit_jobs(united, x, place, slot)
     run_together(jobs, *parts, x)

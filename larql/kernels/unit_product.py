@@ -32,7 +32,7 @@ from larql.kernels.memory import (
 )
 from larql.kernels.parts import Job, Part, share_rows
 from larql.kernels.shape import step_bytes, step_elements, step_units
-from larql.kernels.threads import launch, scratch, shared_scratch, threads
+from larql.kernels.threads import launch, shared_scratch, threads
 from larql.kernels.unit_slab import (
     MOST_UNITS,
     block_room,
@@ -51,7 +51,7 @@ from larql.kernels.unit_slab import (
 from larql.kernels.vector import splat
 from larql.kernels.weave import weave
 
-__all__ = ["fits_stack", "unit_job_of_one", "unit_jobs"]
+__all__ = ["fits_stack", "unit_job_of_one", "unit_jobs", "unit_scratch"]
 
 _SLAB = 16  # rows
 _WIDEST = {"avx512": 12, "avx2": 4, "portable": 2}  # vectors of a register tile
@@ -313,10 +313,17 @@ def fits_stack(part: Part) -> bool:
     return part.blocked_columns // _unit(part.encoding) <= MOST_UNITS
 
 
-def unit_jobs(parts: Sequence[Part], x: npt.NDArray[np.float32]) -> list[Job]:
+def unit_scratch(part: Part) -> int:
+    """Return the scratch memory of a worker for products with several vectors."""
+    return _share(part) * _slab_bytes(part)
+
+
+def unit_jobs(
+    parts: Sequence[Part], x: npt.NDArray[np.float32], place: int, slot: int
+) -> list[Job]:
     """Return the products with several float32 vectors; what they share is computed at once.
 
-    Scratch memory of the calling thread is used by all of them.
+    Of scratch memory, from `place` on and `slot` bytes apart, there is the most of `unit_scratch`.
     """
     needs = {_Need.of(part): part.encoding for part in parts}
     room = shared_scratch(sum(4 * len(x) * need.numbers for need in needs))
@@ -324,7 +331,6 @@ def unit_jobs(parts: Sequence[Part], x: npt.NDArray[np.float32]) -> list[Job]:
     for need, encoding in needs.items():
         ready[need] = _prepared(need, encoding, x, at, room)
         at += 4 * len(x) * need.numbers
-    place, slot = scratch(max(_share(part) * _slab_bytes(part) for part in parts))
     return [_by_panels(part, len(x), ready[_Need.of(part)], place, slot) for part in parts]
 
 

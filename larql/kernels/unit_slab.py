@@ -28,7 +28,15 @@ from larql.kernels.integers import GROUP, INTEGERS
 from larql.kernels.interleaved import INTERLEAVED, QUADS_OF_GROUP, Rows
 from larql.kernels.jit import cgutils, instruction, types
 from larql.kernels.levels import emitter
-from larql.kernels.memory import align_stack, offset, prefetch_lines, read, stack_room, write
+from larql.kernels.memory import (
+    align_stack,
+    keep_apart,
+    offset,
+    prefetch_lines,
+    read,
+    stack_room,
+    write,
+)
 from larql.kernels.vector import F32, LANES, constant, fused, shuffled, spread
 from larql.kernels.widths import chosen_width
 
@@ -53,14 +61,6 @@ _WOVEN_BYTES = 12 << 10
 _PARTS = 4  # lanes of a unit's sum
 _SLABS = {form.source: name for name, form in INTERLEAVED.items()}
 _TILES = (12, 8, 6, 4, 2, 1)  # vectors
-
-
-def _apart(builder: Any) -> None:
-    """Keep the compiler from moving loads over this place; no instruction comes of it.
-
-    It would decode far more weights ahead of their use than there are registers.
-    """
-    builder.fence("seq_cst", targetscope="singlethread")
 
 
 def _unit(encoding: str) -> int:
@@ -179,7 +179,7 @@ def _add_unit(
     quads = QUADS_OF_GROUP // form.units
     lanes = [constant(F32.llvm, 0.0)] * _PARTS
     for quad in range(u * quads, (u + 1) * quads):
-        _apart(b)
+        keep_apart(b)
         for j, value in enumerate(form.values(rows, p, quad)):
             activation = read(b, offset(b, x, 4 * (_PARTS * quad + j)), _FLOAT)
             lanes[j] = fused(b, value, spread(b, activation), lanes[j])
@@ -268,7 +268,7 @@ def spread_slab(
             p = b.add(slab, b.mul(loop.index, _WORD(geometry.nbytes * LANES)))
             place = b.add(panel, b.mul(loop.index, _WORD(_NUMBERS * geometry.elements)))
             for quad in range(geometry.elements // _PARTS):
-                _apart(b)
+                keep_apart(b)
                 for j, value in enumerate(form.values(rows, p, quad)):
                     write(b, value, offset(b, place, _NUMBERS * (_PARTS * quad + j)))
             at = b.mul(loop.index, _WORD(_NUMBERS * units))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -175,6 +176,17 @@ def test_matrices_that_are_multiplied_together_change_no_bit(count: int) -> None
         for name, raw in raws
     ]
     products(parts, x)
+    for part, (name, raw) in zip(parts, raws, strict=True):
+        assert same(part.out, multiply(raw, name, x))
+
+
+def test_matrices_of_both_definitions_share_the_memory_of_a_new_thread() -> None:
+    """Panels of one kind must not move when those of the other need more room."""
+    x, generator = normal(31, 6, 4096), np.random.default_rng(32)
+    raws = [(name, random_rows(generator, name, 640, 4096)) for name in ("q8_0", "q4_1", "q6_k")]
+    parts = [Part(raw, name, 640, 4096, np.empty((6, 640), np.float32)) for name, raw in raws]
+    with ThreadPoolExecutor(1) as other:
+        other.submit(products, parts, x).result()
     for part, (name, raw) in zip(parts, raws, strict=True):
         assert same(part.out, multiply(raw, name, x))
 
