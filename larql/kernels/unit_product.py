@@ -18,6 +18,7 @@ from larql.kernels import setup
 from larql.kernels.check import address
 from larql.kernels.encodings import BLOCKS
 from larql.kernels.integers import GROUP, INTEGERS
+from larql.kernels.interleave import interleave_slab
 from larql.kernels.interleaved import INTERLEAVED
 from larql.kernels.jit import Variant, compiled_address, device, kernel
 from larql.kernels.memory import (
@@ -39,17 +40,16 @@ from larql.kernels.unit_slab import (
     has_units,
     multiply_slab,
     results_room,
+    slab_blocks,
     slab_encoding,
+    slab_room,
     spread_slab,
     sum_units,
     sums_room,
     unit_tile,
     uses_sums,
-    woven_blocks,
-    woven_room,
 )
 from larql.kernels.vector import splat
-from larql.kernels.weave import weave
 
 __all__ = ["fits_stack", "unit_job_of_one", "unit_jobs", "unit_scratch"]
 
@@ -94,7 +94,7 @@ def _one_of_plain(variant: Any, p: int, task: int, worker: int) -> None:
     elements, units, size = step_elements(variant), step_units(variant), step_bytes(variant)
     blocks = columns // elements
     rest = columns - blocks * elements
-    sums, tail, room = sums_room(variant), block_room(variant), woven_room(variant)
+    sums, tail, room = sums_room(variant), block_room(variant), slab_room(variant)
     results = results_room(variant)
     sum_units(variant, x, blocks * units, sums)
     if rest > 0:
@@ -106,7 +106,7 @@ def _one_of_plain(variant: Any, p: int, task: int, worker: int) -> None:
         done = 0
         while done < blocks:
             count = min(most, blocks - done)
-            weave(
+            interleave_slab(
                 variant, slab + done * size, stride, left - 1, count, room,
                 slab + 16 * stride + done * size * 16,
             )  # fmt: skip
@@ -115,7 +115,7 @@ def _one_of_plain(variant: Any, p: int, task: int, worker: int) -> None:
             )
             done += count
         if rest > 0:
-            weave(variant, slab + blocks * size, stride, left - 1, 1, room, slab)
+            interleave_slab(variant, slab + blocks * size, stride, left - 1, 1, room, slab)
             multiply_slab(variant, room, 1, 0, tail, sums + blocks * units * 4, results)
         store_most(out + row * 4, load(results), left)
 
@@ -158,12 +158,12 @@ def _spread_plain(variant: Any, p: int, slab: int, target: int) -> None:
     elements, units, most = step_elements(variant), step_units(variant), load_i64(p + 144)
     scales = target + blocks * elements * 64
     shifts = scales + blocks * units * 64
-    row, room = slab * 16, woven_room(variant)
+    row, room = slab * 16, slab_room(variant)
     done = 0
     while done < blocks:
         count = min(most, blocks - done)
         source = weight + row * stride + done * step_bytes(variant)
-        weave(variant, source, stride, min(15, rows - 1 - row), count, room, source)
+        interleave_slab(variant, source, stride, min(15, rows - 1 - row), count, room, source)
         spread_slab(
             variant, room, count, target + done * elements * 64, scales + done * units * 64,
             shifts + done * units * 64,
@@ -302,7 +302,7 @@ def unit_job_of_one(part: Part, x: npt.NDArray[np.float32]) -> Job:
     share = share_rows(-(-part.rows // _SLAB), _SLAB * part.row_bytes, 1)
     words = (
         part.address, part.row_bytes, part.rows, part.columns, address(x), address(part.out), share,
-        woven_blocks(encoding),
+        slab_blocks(encoding),
     )  # fmt: skip
     one = _one_of_packed if part.encoding in INTERLEAVED else _one_of_plain
     return Job(_compiled(one, encoding), -(-part.rows // (_SLAB * share)), words)
@@ -353,7 +353,7 @@ def _by_panels(part: Part, count: int, x: _Activations, place: int, slot: int) -
         part.address, part.row_bytes, part.rows, columns // BLOCKS[encoding].elements, x.x,
         x.stride, x.sums, x.sums_stride, count, address(part.out), part.rows * 4, share,
         _compiled(spread, encoding), place, slot, columns, columns // _unit(encoding),
-        _slab_bytes(part), woven_blocks(encoding),
+        _slab_bytes(part), slab_blocks(encoding),
     )  # fmt: skip
     function = _compiled(_many, _alike(encoding), _WIDEST[setup.current().level])
     return Job(function, -(-part.rows // (_SLAB * share)), words)

@@ -45,19 +45,19 @@ __all__ = [
     "block_room",
     "multiply_slab",
     "results_room",
+    "slab_blocks",
+    "slab_room",
     "spread_slab",
     "sum_units",
     "sums_room",
     "unit_tile",
     "uses_sums",
-    "woven_blocks",
-    "woven_room",
 ]
 
 MOST_UNITS = 1 << 15  # of a row, where one vector is multiplied
 _WORD, _FLOAT = ir.IntType(64), ir.FloatType()
 _NUMBERS = 4 * LANES  # bytes of a float32 of each row
-_WOVEN_BYTES = 12 << 10
+_SLAB_BYTES = 12 << 10
 _PARTS = 4  # lanes of a unit's sum
 _SLABS = {form.source: name for name, form in INTERLEAVED.items()}
 _TILES = (12, 8, 6, 4, 2, 1)  # vectors
@@ -137,15 +137,15 @@ def results_room(typingctx: Any, variant: Any) -> Any:
 
 
 @instruction
-def woven_room(typingctx: Any, variant: Any) -> Any:
-    """Return the address of stack memory for as many interleaved blocks as :func:`woven_blocks`."""
+def slab_room(typingctx: Any, variant: Any) -> Any:
+    """Return the address of stack memory for as many interleaved blocks as :func:`slab_blocks`."""
     size = BLOCKS[variant.encoding].nbytes * LANES
-    return types.int64(variant), _room(size * woven_blocks(variant.encoding))
+    return types.int64(variant), _room(size * slab_blocks(variant.encoding))
 
 
-def woven_blocks(encoding: str) -> int:
+def slab_blocks(encoding: str) -> int:
     """Return how many block columns of a slab stay in the first-level cache."""
-    return max(1, _WOVEN_BYTES // (BLOCKS[encoding].nbytes * LANES))
+    return max(1, _SLAB_BYTES // (BLOCKS[encoding].nbytes * LANES))
 
 
 @instruction

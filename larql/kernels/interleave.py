@@ -14,7 +14,7 @@ from larql.kernels.jit import cgutils, instruction, types
 from larql.kernels.memory import edges, offset, prefetch_lines, read, write
 from larql.kernels.vector import LANES, constant, shuffled
 
-__all__ = ["weave"]
+__all__ = ["interleave_slab"]
 
 _WORD, _I16, _I32 = (ir.IntType(width) for width in (64, 16, 32))
 _FOUR = ir.VectorType(_I32, 4)
@@ -141,7 +141,7 @@ def _block(b: Any, name: str, rows: Sequence[Any], place: Any) -> None:
 
 
 @instruction
-def weave(
+def interleave_slab(
     typingctx: Any, variant: Any, source: Any, stride: Any, last_row: Any, blocks: Any,
     target: Any, coming: Any,
 ) -> Any:  # fmt: skip

@@ -13,12 +13,12 @@ from hypothesis import strategies as st
 
 from larql.kernels import setup
 from larql.kernels.encodings import BLOCKS
+from larql.kernels.interleave import interleave_slab
 from larql.kernels.interleaved import INTERLEAVED
 from larql.kernels.jit import Variant, compiled_address, kernel
 from larql.kernels.memory import load_i64
 from larql.kernels.threads import launch
 from larql.kernels.unit_slab import has_units
-from larql.kernels.weave import weave
 from tests.naive.packed import pack
 
 Bytes = npt.NDArray[np.uint8]
@@ -27,19 +27,19 @@ MARGIN = 64
 
 
 @kernel
-def _weave(variant: object, p: int, task: int, worker: int) -> None:
-    weave(
+def _interleave(variant: object, p: int, task: int, worker: int) -> None:
+    interleave_slab(
         variant, load_i64(p), load_i64(p + 8), load_i64(p + 16), load_i64(p + 24), load_i64(p + 32),
         load_i64(p),
     )  # fmt: skip
 
 
-def woven(encoding: str, rows: Bytes, stride: int, blocks: int, address: int) -> Bytes:
+def interleaved(encoding: str, rows: Bytes, stride: int, blocks: int, address: int) -> Bytes:
     """The slab of the rows at an address; what lies around it must stay as it was."""
     size = 16 * blocks * BLOCKS[encoding].nbytes
     target = np.full(size + 2 * MARGIN, 0xA5, np.uint8)
     words = (address, stride, len(rows) - 1, blocks, int(target.ctypes.data) + MARGIN)
-    code = compiled_address(_weave, Variant(setup.current().level, encoding))
+    code = compiled_address(_interleave, Variant(setup.current().level, encoding))
     launch(code, np.array(words, np.int64), 1, rows, target)
     assert (target[:MARGIN] == 0xA5).all() and (target[-MARGIN:] == 0xA5).all()
     return target[MARGIN:-MARGIN]
@@ -68,7 +68,7 @@ def test_a_slab_has_the_bytes_of_packed_rows(
     size = blocks * BLOCKS[encoding].nbytes
     memory = np.random.default_rng(seed).integers(0, 256, shift + rows * (size + gap), np.uint8)
     stored = memory[shift:].reshape(rows, size + gap)
-    found = woven(encoding, stored, size + gap, blocks, int(stored.ctypes.data))
+    found = interleaved(encoding, stored, size + gap, blocks, int(stored.ctypes.data))
     assert np.array_equal(found, expected(encoding, stored, size))
 
 
@@ -86,6 +86,6 @@ def test_nothing_is_read_before_the_first_row_or_behind_the_last(encoding: str, 
     for first, barred in ((base + (pages - 1) * page - rows * size, pages - 1), (base + page, 0)):
         ctypes.memmove(first, raw.tobytes(), raw.size)
         assert protect(base + barred * page, page, 0) == 0
-        found = woven(encoding, raw, size, 2, first)
+        found = interleaved(encoding, raw, size, 2, first)
         assert protect(base + barred * page, page, mmap.PROT_READ | mmap.PROT_WRITE) == 0
         assert np.array_equal(found, expected(encoding, raw, size))
