@@ -8,6 +8,7 @@ and reaches code generation without a global or a closure.
 from __future__ import annotations
 
 import ctypes
+import threading
 from collections.abc import Callable, Mapping
 from typing import Any, Concatenate, ParamSpec, TypeVar, cast
 
@@ -63,6 +64,9 @@ cgutils: Any = _cgutils
 imputils: Any = _imputils
 templates: Any = _templates
 register_model: Any = _register_model
+
+# Several Python threads may need the same code at once; only one makes it.
+_COMPILING = threading.RLock()
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -146,9 +150,10 @@ def compiled_entry(function: Callable[..., Any], *arguments: Any) -> Callable[..
     Its first four arguments, int64 each, are put before `arguments`.
     """
     signature = (types.int64,) * 4 + arguments
-    compile_cached(function, signature)
     dispatcher: Any = function
-    dispatcher.disable_compile()
+    with _COMPILING:
+        compile_cached(function, signature)
+        dispatcher.disable_compile()
     return function
 
 
@@ -160,7 +165,9 @@ def compile_cached(function: Callable[..., Any], signature: tuple[Any, ...]) -> 
     numba.core.compiler.CompileResult
     """
     dispatcher: Any = function
-    compiler.used()
-    with compiler.uninterrupted():
-        dispatcher.compile(signature)
-    return dispatcher.overloads[signature]
+    with _COMPILING:
+        if signature not in dispatcher.overloads:
+            compiler.used()
+            with compiler.uninterrupted():
+                dispatcher.compile(signature)
+        return dispatcher.overloads[signature]

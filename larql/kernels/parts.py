@@ -22,10 +22,12 @@ from larql.kernels.memory import call_kernel, load_i64
 from larql.kernels.threads import launch, threads
 
 __all__ = [
+    "PANEL_MULTIPLE",
     "WHOLE",
     "Job",
     "Part",
     "check_parts",
+    "fitting",
     "panel_rows",
     "rounded_up",
     "run_together",
@@ -38,7 +40,7 @@ WHOLE = 16
 _TASK_BYTES = 16 << 10  # at least, where there are rows for that: two microseconds of reading
 _TASKS_PER_THREAD = 32  # so that threads finish together
 _PANELS_PER_THREAD = 8  # which cost more to begin
-_PANEL_MULTIPLE = 4  # the rows of the tallest tile
+PANEL_MULTIPLE = 4  # the rows of the tallest tile
 _MOST = 4  # jobs whose words fit a call
 _HEAD = 3  # words for each job before their own: last task + 1, function, where its words begin
 
@@ -160,8 +162,16 @@ def share_rows(rows: int, row_bytes: int, multiple: int) -> int:
 
 def panel_rows(rows: int, stride: int, most: int) -> int:
     """Return how many rows a task takes when it decodes a panel, `stride` bytes each of `most`."""
-    tall = max(_PANEL_MULTIPLE, most // stride)
-    return rounded_up(min(tall, -(-rows // (_PANELS_PER_THREAD * threads()))), _PANEL_MULTIPLE)
+    tall = max(PANEL_MULTIPLE, most // stride)
+    return rounded_up(min(tall, -(-rows // (_PANELS_PER_THREAD * threads()))), PANEL_MULTIPLE)
+
+
+def fitting(share: int, slot: int, stride: int, multiple: int) -> int:
+    """Return how much of a share fits scratch memory of `slot` bytes, `stride` for each row.
+
+    The share may have been computed for more threads than there are now.
+    """
+    return min(share, slot // stride // multiple * multiple)
 
 
 def rounded_up(value: int, multiple: int) -> int:

@@ -24,6 +24,7 @@ from larql.kernels.parts import (
     Job,
     Part,
     check_parts,
+    fitting,
     panel_rows,
     rounded_up,
     run_together,
@@ -194,7 +195,7 @@ def _share(part: Part) -> int:
 
 
 def _by_panels(part: Part, x: npt.NDArray[np.float32], place: int, slot: int) -> Job:
-    share = _share(part)
+    share = fitting(_share(part), slot, _stride(part), max(_ROWS, block(part.encoding).together))
     words = (
         part.address, part.row_bytes, part.rows, part.columns, address(x), x.shape[1] * 4,
         x.shape[0], address(part.out), part.rows * 4, share, expander(part.encoding), place, slot,

@@ -30,9 +30,11 @@ from larql.kernels.interleaved import INTERLEAVED
 from larql.kernels.jit import Variant, compiled_address, kernel
 from larql.kernels.memory import call_kernel, fetch_lines, load_i64
 from larql.kernels.parts import (
+    PANEL_MULTIPLE,
     Job,
     Part,
     check_parts,
+    fitting,
     panel_rows,
     rounded_up,
     run_together,
@@ -194,7 +196,7 @@ def _share(part: Part) -> int:
 
 
 def _by_panels(part: Part, x: QuantizedRows, place: int, slot: int) -> Job:
-    share = _share(part)
+    share = fitting(_share(part), slot, _stride(part), PANEL_MULTIPLE)
     words = (
         part.address, part.row_bytes, part.rows, part.columns, *_addresses(x), x.count,
         address(part.out), share, _unpacker(part.encoding),

@@ -167,7 +167,9 @@ def scratch(size: int) -> tuple[int, int]:
     Worker w uses ``address + w * stride``; addresses are multiples of 64.
     """
     stride = -(-size // 4096) * 4096 + 64
-    needed = stride * _MACHINE.count + 64
+    # Another Python thread may set more threads before this one's call is made. Pages that no
+    # worker touches take no memory.
+    needed = stride * setup.MAX_THREADS + 64
     owner = _CALLER.recording or _CALLER
     if owner.scratch.nbytes < needed:
         owner.scratch = np.empty(needed, np.uint8)

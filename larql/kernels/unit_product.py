@@ -31,7 +31,7 @@ from larql.kernels.memory import (
     store_f32,
     store_most,
 )
-from larql.kernels.parts import Job, Part, share_rows
+from larql.kernels.parts import Job, Part, fitting, share_rows
 from larql.kernels.shape import step_bytes, step_elements, step_units
 from larql.kernels.threads import launch, shared_scratch, threads
 from larql.kernels.unit_slab import (
@@ -347,7 +347,8 @@ def _share(part: Part) -> int:
 
 
 def _by_panels(part: Part, count: int, x: _Activations, place: int, slot: int) -> Job:
-    encoding, share, columns = slab_encoding(part.encoding), _share(part), part.blocked_columns
+    encoding, columns = slab_encoding(part.encoding), part.blocked_columns
+    share = fitting(_share(part), slot, _slab_bytes(part), 1)
     spread = _spread_packed if part.encoding in INTERLEAVED else _spread_plain
     words = (
         part.address, part.row_bytes, part.rows, columns // BLOCKS[encoding].elements, x.x,

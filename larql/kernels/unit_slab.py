@@ -11,7 +11,8 @@ shifts. Weight i of a unit is scale * (b + first) + shift of some bits b. Of a u
   of its own, added up in the same order.
 
 Unit after unit, this times the scale is added to the result, then the sum of the activations times
-the shift. Where columns end inside a block, activations go on with zeros. Each step is rounded once.
+the shift. Where columns end inside a block, activations go on with zeros. Every step is rounded
+once.
 Signed bytes have no such sums: see :func:`has_units`.
 """
 

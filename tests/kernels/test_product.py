@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -10,11 +12,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from larql.kernels import product, product_q8, setup
+from larql.kernels import threads as machine
 from larql.kernels.encodings import BLOCKS
 from larql.kernels.expand import PREPARED
 from larql.kernels.parts import Part
 from larql.kernels.product import products
-from larql.kernels.threads import set_threads, threads
+from larql.kernels.rounding import quantize_rows
+from larql.kernels.threads import scratch, set_threads, threads
 from tests.kernels import units
 from tests.kernels.decode import FLOATS, decode, random_rows
 from tests.kernels.same import normal, same
@@ -189,6 +194,76 @@ def test_matrices_of_both_definitions_share_the_memory_of_a_new_thread() -> None
         other.submit(products, parts, x).result()
     for part, (name, raw) in zip(parts, raws, strict=True):
         assert same(part.out, multiply(raw, name, x))
+
+
+@pytest.mark.parametrize("other", [1, 2, 32])
+@pytest.mark.parametrize("encoding", ["q8_0", "q4_1", "q8_0 in integers"])
+def test_a_thread_count_set_between_sizing_and_running_moves_no_byte(
+    encoding: str, other: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As another Python thread may set it, right after scratch memory was taken for 16."""
+    name = encoding.split()[0]
+    raw, x = random_rows(np.random.default_rng(41), name, 999, 1024), normal(42, 7, 1024)
+    integers, out = "integers" in encoding, np.empty((7, 999), np.float32)
+    module, part = (product_q8 if integers else product), Part(raw, name, 999, 1024, out)
+    before = threads()
+
+    def run() -> None:
+        if integers:
+            product_q8.products_q8([part], quantize_rows(x))
+        else:
+            products([part], x)
+
+    def interrupted(size: int) -> tuple[int, int]:
+        place, slot = scratch(size)
+        set_threads(other)
+        taken.append((place, slot))
+        return place, slot
+
+    taken: list[tuple[int, int]] = []
+    try:
+        set_threads(16)
+        run()
+        expected = out.copy()
+        monkeypatch.setattr(module, "scratch", interrupted)
+        for _ in range(5):
+            set_threads(16)
+            out[:] = 7
+            run()
+            assert same(out, expected)
+        assert taken
+    finally:
+        set_threads(before)
+
+
+def test_scratch_memory_has_room_for_threads_that_are_set_later() -> None:
+    place, slot = scratch(100_000)
+    memory = machine._CALLER.scratch
+    assert place + setup.MAX_THREADS * slot <= memory.ctypes.data + memory.nbytes
+
+
+AT_ONCE = """
+import threading
+from concurrent.futures import ThreadPoolExecutor
+import numpy as np
+from larql.kernels.parts import Part
+from larql.kernels.product import products
+barrier = threading.Barrier(4)
+def run(number):
+    out, x = np.empty((1, 64), np.float32), np.ones((1, 64), np.float32)
+    barrier.wait()
+    products([Part(np.zeros(64 * 256, np.uint8), "f32", 64, 64, out)], x)
+    return float(np.abs(out).sum())
+with ThreadPoolExecutor(4) as pool:
+    assert list(pool.map(run, range(4))) == [0.0] * 4
+"""
+
+
+def test_the_first_calls_of_a_process_may_come_from_several_threads() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", AT_ONCE], capture_output=True, text=True, timeout=300, check=False
+    )
+    assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.parametrize("encoding", ENCODINGS)
