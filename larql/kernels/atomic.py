@@ -33,26 +33,24 @@ def atomic_load(typingctx: Any, address: Any) -> Any:
     return types.int64(types.int64), emit
 
 
-@instruction
-def atomic_store(typingctx: Any, address: Any, value: Any) -> Any:
-    """Write the int64 at `address`, ordered after everything before and before what follows."""
-
+def _writing(order: str) -> Any:
     def emit(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-        builder.store_atomic(args[1], pointer(builder, args[0], _WORD), "seq_cst", 8)
+        builder.store_atomic(args[1], pointer(builder, args[0], _WORD), order, 8)
         return context.get_dummy_value()
 
     return types.void(types.int64, types.int64), emit
+
+
+@instruction
+def atomic_store(typingctx: Any, address: Any, value: Any) -> Any:
+    """Write the int64 at `address`, ordered after everything before and before what follows."""
+    return _writing("seq_cst")
 
 
 @instruction
 def atomic_release(typingctx: Any, address: Any, value: Any) -> Any:
     """Write the int64 at `address`, ordered after everything before, without waiting for it."""
-
-    def emit(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-        builder.store_atomic(args[1], pointer(builder, args[0], _WORD), "release", 8)
-        return context.get_dummy_value()
-
-    return types.void(types.int64, types.int64), emit
+    return _writing("release")
 
 
 @instruction

@@ -11,7 +11,7 @@ from larql.kernels.integer_rows import EIGHT
 from larql.kernels.integers import GROUP, INTEGERS, integer_emitter
 from larql.kernels.jit import cgutils, instruction, types
 from larql.kernels.levels import emitter
-from larql.kernels.memory import edges, offset, read, write
+from larql.kernels.memory import edges, offset, read, stack_room, write
 from larql.kernels.scales import SCALES
 from larql.kernels.unpack import UNPACK
 from larql.kernels.vector import LANES
@@ -35,10 +35,7 @@ def prepared_room(typingctx: Any, variant: Any) -> Any:
     """Return the address of stack memory for `PREPARED` scales, valid in this function."""
 
     def emit(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-        kind = ir.ArrayType(ir.FloatType(), PREPARED + LANES)
-        with builder.goto_entry_block():  # alloca_once would fill it with zeros, word by word
-            buffer = builder.alloca(kind)
-        return builder.ptrtoint(buffer, _WORD)
+        return stack_room(builder, 4 * (PREPARED + LANES))
 
     return types.int64(variant), emit
 

@@ -152,11 +152,8 @@ def unpack_slab(
             for q in range(quads):
                 write(b, form.bytes(level, p, q, zero), offset(b, place, _QUAD * q))
             at = b.mul(loop.index, _WORD(_NUMBERS * units))
-            for unit in range(units):
-                numbers = form.numbers(Rows(level.level), p, unit)
-                for number, base in zip(numbers, (scales, shifts), strict=True):
-                    if number is not None:
-                        write(b, number, offset(b, b.add(base, at), _NUMBERS * unit))
+            places = (b.add(base, at) for base in (scales, shifts))
+            form.write_numbers(Rows(level.level), p, units, *places)
         return context.get_dummy_value()
 
     return types.void(variant, *[types.int64] * 6), emit

@@ -52,11 +52,11 @@ _FIELDS: Mapping[str, _Fields] = {
 }
 
 
-def _gathered(b: Any, rows: Sequence[Any], at: int, kind: Any) -> Any:
-    """Emit one small integer of each row, side by side."""
-    found = ir.Constant(ir.VectorType(kind, len(rows)), ir.Undefined)
+def _gathered(b: Any, rows: Sequence[Any], at: int) -> Any:
+    """Emit one word of each row, side by side."""
+    found = ir.Constant(ir.VectorType(_I32, len(rows)), ir.Undefined)
     for lane, row in enumerate(rows):
-        found = b.insert_element(found, read(b, offset(b, row, at), kind), _I32(lane))
+        found = b.insert_element(found, read(b, offset(b, row, at), _I32), _I32(lane))
     return found
 
 
@@ -119,7 +119,7 @@ def _block(b: Any, name: str, rows: Sequence[Any], place: Any) -> None:
     """Emit the interleaving of a block of each row."""
     fields = _FIELDS[name]
     if len(fields.halves) == 2:
-        both = _gathered(b, rows, fields.halves[0], _I32)  # they are neighbours
+        both = _gathered(b, rows, fields.halves[0])  # they are neighbours
         for half in range(2):
             words = b.lshr(both, constant(both.type, 16 * half))
             write(b, b.trunc(words, ir.VectorType(_I16, LANES)), offset(b, place, 2 * LANES * half))
@@ -129,7 +129,7 @@ def _block(b: Any, name: str, rows: Sequence[Any], place: Any) -> None:
             write(b, half, offset(b, place, 2 * lane))
     place = offset(b, place, 2 * LANES * len(fields.halves))
     if fields.fifth_bits is not None:
-        write(b, _crossed(b, _gathered(b, rows, fields.fifth_bits, _I32)), place)
+        write(b, _crossed(b, _gathered(b, rows, fields.fifth_bits)), place)
         place = offset(b, place, _WORDS)
     for first, count in fields.words:
         for word in range(0, count, 4):

@@ -16,7 +16,7 @@ from llvmlite import ir
 
 from larql.kernels.integers import GROUP, INTEGERS, Integers
 from larql.kernels.levels import Portable
-from larql.kernels.memory import offset, read
+from larql.kernels.memory import offset, read, write
 from larql.kernels.vector import LANES, constant, fused
 
 __all__ = ["INTERLEAVED", "QUADS_OF_GROUP", "Interleaved", "Rows"]
@@ -135,6 +135,15 @@ class Interleaved:
         b, (words, bit) = rows.e.builder, self.quad(rows, p, number)
         small, mask = _turned(rows, words, -bit), (1 << self.width) - 1
         return [rows.e.float_of(b.and_(small, _whole(small, mask << 8 * j))) for j in range(4)]
+
+    def write_numbers(self, rows: Rows, p: Any, units: int, scales: Any, shifts: Any) -> None:
+        """Emit the writing of the scales, and shifts if any, of a block's units, all rows' each."""
+        b = rows.e.builder
+        for unit in range(units):
+            numbers = self.numbers(rows, p, unit)
+            for number, base in zip(numbers, (scales, shifts), strict=True):
+                if number is not None:
+                    write(b, number, offset(b, base, _WORDS * unit))
 
     def bytes(self, e: Integers, p: Any, number: int, zero: Any) -> Any:
         """Emit the bytes of a quad, in the form that the level's dot product takes.

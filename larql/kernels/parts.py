@@ -160,10 +160,10 @@ def share_rows(rows: int, row_bytes: int, multiple: int) -> int:
     return rounded_up(max(least, -(-rows // (_TASKS_PER_THREAD * threads()))), multiple)
 
 
-def panel_rows(rows: int, stride: int, most: int) -> int:
+def panel_rows(rows: int, stride: int, most: int, multiple: int = PANEL_MULTIPLE) -> int:
     """Return how many rows a task takes when it decodes a panel, `stride` bytes each of `most`."""
-    tall = max(PANEL_MULTIPLE, most // stride)
-    return rounded_up(min(tall, -(-rows // (_PANELS_PER_THREAD * threads()))), PANEL_MULTIPLE)
+    tall = max(multiple, most // stride)
+    return rounded_up(min(tall, -(-rows // (_PANELS_PER_THREAD * threads()))), multiple)
 
 
 def fitting(share: int, slot: int, stride: int, multiple: int) -> int:

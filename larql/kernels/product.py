@@ -1,8 +1,9 @@
 """Rows of encoded weights times float32 vectors.
 
-Weights are used as the exact float32 values that their encoding stands for; the sum is defined in
-`larql.kernels.tile`. One vector is multiplied while rows are decoded in registers; for several, a
-panel of rows is decoded once into scratch memory. Both add the same numbers in the same order.
+Rows of units are multiplied by `larql.kernels.unit_product`. Weights of others are used as the
+exact float32 values that their encoding stands for; the sum is defined in `larql.kernels.tile`. One
+vector is multiplied while rows are decoded in registers; for several, a panel of rows is decoded
+once into scratch memory. Both add the same numbers in the same order.
 """
 
 from __future__ import annotations
@@ -244,11 +245,10 @@ def products(parts: Sequence[Part], x: npt.NDArray[np.float32]) -> None:
     if not parts:
         return
     united = [part for part in parts if has_units(part.encoding)]
+    jobs: list[Job] = []
     if len(x) == 1 and all(map(fits_stack, united)):
         jobs = [unit_job_of_one(part, x) for part in united]
         united = []
-    else:
-        jobs = []
     plain = [part for part in parts if not has_units(part.encoding)]
     direct = [part for part in plain if len(x) == 1 and _direct(part)]
     others = [part for part in plain if part not in direct]

@@ -17,9 +17,9 @@ from larql.kernels.parts import Job, Part, share_rows
 from larql.kernels.shape import step_elements
 from larql.kernels.slab import expand_slab, float_slab
 
-__all__ = ["float_job", "interleaved_expander", "slabs_of"]
+__all__ = ["SLAB", "float_job", "interleaved_expander", "slabs_of"]
 
-_SLAB = 16  # rows
+SLAB = 16  # rows
 
 
 @kernel
@@ -54,7 +54,7 @@ def _float_kernel(encoding: str) -> int:
 
 def slabs_of(part: Part) -> tuple[int, int, int]:
     """Return the bytes of a slab of a matrix, how many there are, and how many a task takes."""
-    size, count = _SLAB * part.row_bytes, part.rows // _SLAB
+    size, count = SLAB * part.row_bytes, -(-part.rows // SLAB)
     return size, count, share_rows(count, size, 1)
 
 

@@ -17,7 +17,6 @@ import numpy.typing as npt
 from larql.kernels import setup
 from larql.kernels.check import address
 from larql.kernels.encodings import BLOCKS
-from larql.kernels.integers import GROUP, INTEGERS
 from larql.kernels.interleave import interleave_slab
 from larql.kernels.interleaved import INTERLEAVED
 from larql.kernels.jit import Variant, compiled_address, device, kernel
@@ -31,13 +30,14 @@ from larql.kernels.memory import (
     store_f32,
     store_most,
 )
-from larql.kernels.parts import Job, Part, fitting, share_rows
+from larql.kernels.parts import Job, Part, fitting, panel_rows
 from larql.kernels.shape import step_bytes, step_elements, step_units
-from larql.kernels.threads import launch, shared_scratch, threads
+from larql.kernels.slab_product import SLAB, slabs_of
+from larql.kernels.threads import launch, shared_scratch
 from larql.kernels.unit_slab import (
     MOST_UNITS,
+    alike_units,
     block_room,
-    has_units,
     multiply_slab,
     results_room,
     slab_blocks,
@@ -46,17 +46,37 @@ from larql.kernels.unit_slab import (
     spread_slab,
     sum_units,
     sums_room,
+    unit_size,
     unit_tile,
-    uses_sums,
 )
 from larql.kernels.vector import splat
 
 __all__ = ["fits_stack", "unit_job_of_one", "unit_jobs", "unit_scratch"]
 
-_SLAB = 16  # rows
 _WIDEST = {"avx512": 12, "avx2": 4, "portable": 2}  # vectors of a register tile
-_TASKS_PER_THREAD = 8  # so that threads finish together on busy cores
 _PANEL_BYTES = 192 << 10  # a task's slabs, as float32, stay in the second-level cache
+
+
+@device
+def _fill_up(x: int, count: int, target: int, length: int) -> None:
+    """Copy `count` float32 and put zeros behind them."""
+    for at in range(0, count * 4, 4):
+        store_f32(target + at, load_f32(x + at))
+    for at in range(count * 4, length * 4, 4):
+        store_f32(target + at, np.float32(0))
+
+
+@device
+def _sum_row(variant: Any, x: int, columns: int, sums: int, tail: int) -> int:
+    """Sum a vector's units; copy what is behind its whole blocks to `tail`; return their number."""
+    elements, units = step_elements(variant), step_units(variant)
+    blocks: int = columns // elements
+    rest = columns - blocks * elements
+    sum_units(variant, x, blocks * units, sums)
+    if rest > 0:
+        _fill_up(x + (columns - rest) * 4, rest, tail, elements)
+        sum_units(variant, tail, units, sums + blocks * units * 4)
+    return blocks
 
 
 @kernel
@@ -65,23 +85,17 @@ def _one_of_packed(variant: Any, p: int, task: int, worker: int) -> None:
         load_i64(p), load_i64(p + 8), load_i64(p + 16), load_i64(p + 24)
     )  # fmt: skip
     x, out, share = load_i64(p + 32), load_i64(p + 40), load_i64(p + 48)
-    elements, units = step_elements(variant), step_units(variant)
-    blocks = columns // elements
-    rest = columns - blocks * elements
-    sums, tail = sums_room(variant), block_room(variant)
-    sum_units(variant, x, blocks * units, sums)
-    if rest > 0:
-        _fill_up(x + (columns - rest) * 4, rest, tail, elements)
-        sum_units(variant, tail, units, sums + blocks * units * 4)
-    size = stride * 16
+    sums, tail, size = sums_room(variant), block_room(variant), stride * 16
+    blocks = _sum_row(variant, x, columns, sums, tail)
+    rest, behind = columns - blocks * step_elements(variant), blocks * step_units(variant) * 4
     for index in range(task * share, min((task + 1) * share, rows // 16)):
         slab, results = weight + index * size, out + index * 64
         store(results, splat(np.float32(0)))
         multiply_slab(variant, slab, blocks, size, x, sums, results)
         if rest > 0:
             multiply_slab(
-                variant, slab + blocks * step_bytes(variant) * 16, 1, size, tail,
-                sums + blocks * units * 4, results,
+                variant, slab + blocks * step_bytes(variant) * 16, 1, size, tail, sums + behind,
+                results,
             )  # fmt: skip
 
 
@@ -92,14 +106,10 @@ def _one_of_plain(variant: Any, p: int, task: int, worker: int) -> None:
     )  # fmt: skip
     x, out, share, most = load_i64(p + 32), load_i64(p + 40), load_i64(p + 48), load_i64(p + 56)
     elements, units, size = step_elements(variant), step_units(variant), step_bytes(variant)
-    blocks = columns // elements
-    rest = columns - blocks * elements
     sums, tail, room = sums_room(variant), block_room(variant), slab_room(variant)
     results = results_room(variant)
-    sum_units(variant, x, blocks * units, sums)
-    if rest > 0:
-        _fill_up(x + (columns - rest) * 4, rest, tail, elements)
-        sum_units(variant, tail, units, sums + blocks * units * 4)
+    blocks = _sum_row(variant, x, columns, sums, tail)
+    rest = columns - blocks * elements
     for row in range(task * share * 16, min((task + 1) * share * 16, rows), 16):
         slab, left = weight + row * stride, min(rows - row, 16)
         store(results, splat(np.float32(0)))
@@ -118,15 +128,6 @@ def _one_of_plain(variant: Any, p: int, task: int, worker: int) -> None:
             interleave_slab(variant, slab + blocks * size, stride, left - 1, 1, room, slab)
             multiply_slab(variant, room, 1, 0, tail, sums + blocks * units * 4, results)
         store_most(out + row * 4, load(results), left)
-
-
-@device
-def _fill_up(x: int, count: int, target: int, length: int) -> None:
-    """Copy `count` float32 and put zeros behind them."""
-    for at in range(0, count * 4, 4):
-        store_f32(target + at, load_f32(x + at))
-    for at in range(count * 4, length * 4, 4):
-        store_f32(target + at, np.float32(0))
 
 
 @kernel
@@ -222,7 +223,7 @@ class _Need:
     unit : int
         How many activations a unit has.
     units : int
-        Units whose sums are used, else 0.
+        How many units a vector has, whose sums are used.
     """
 
     filled: int
@@ -232,9 +233,8 @@ class _Need:
     @classmethod
     def of(cls, part: Part) -> _Need:
         """Return that of a matrix."""
-        length = part.blocked_columns
-        units = length // _unit(part.encoding) if uses_sums(slab_encoding(part.encoding)) else 0
-        return cls(length if length != part.columns else 0, _unit(part.encoding), units)
+        length, unit = part.blocked_columns, unit_size(part.encoding)
+        return cls(length if length != part.columns else 0, unit, length // unit)
 
     @property
     def numbers(self) -> int:
@@ -258,26 +258,10 @@ def _prepared(
     """Write at `at` what is needed."""
     count, columns = x.shape
     filled, sums = at if need.filled else 0, at + 4 * count * need.filled
-    if need.numbers:
-        words = (address(x), columns * 4, columns, filled, need.filled, sums, need.units)
-        function = _compiled(_prepare, _alike(encoding))
-        launch(function, np.array(words, np.int64), count, x, room)
+    words = (address(x), columns * 4, columns, filled, need.filled, sums, need.units)
+    function = _compiled(_prepare, alike_units(encoding))
+    launch(function, np.array(words, np.int64), count, x, room)
     return _Activations(filled or address(x), 4 * (need.filled or columns), sums, 4 * need.units)
-
-
-def _unit(encoding: str) -> int:
-    return GROUP // INTERLEAVED[slab_encoding(encoding)].units
-
-
-def _alike(encoding: str) -> str:
-    """Return the encoding that stands for all whose spread slabs are multiplied alike."""
-
-    def kind(name: str) -> tuple[int, int, bool]:
-        form = INTERLEAVED[name]
-        return form.units, form.first, INTEGERS[form.source].shifted
-
-    names = [name for name in INTERLEAVED if has_units(name)]
-    return next(name for name in names if kind(name) == kind(slab_encoding(encoding)))
 
 
 @cache
@@ -298,19 +282,18 @@ def unit_job_of_one(part: Part, x: npt.NDArray[np.float32]) -> Job:
     """
     if not fits_stack(part):
         raise ValueError(f"rows of {part.columns} columns are too long for one vector at a time")
-    encoding = slab_encoding(part.encoding)
-    share = share_rows(-(-part.rows // _SLAB), _SLAB * part.row_bytes, 1)
+    encoding, (_, slabs, share) = slab_encoding(part.encoding), slabs_of(part)
     words = (
         part.address, part.row_bytes, part.rows, part.columns, address(x), address(part.out), share,
         slab_blocks(encoding),
     )  # fmt: skip
     one = _one_of_packed if part.encoding in INTERLEAVED else _one_of_plain
-    return Job(_compiled(one, encoding), -(-part.rows // (_SLAB * share)), words)
+    return Job(_compiled(one, encoding), -(-slabs // share), words)
 
 
 def fits_stack(part: Part) -> bool:
     """Return whether the sums of a vector's units fit the memory that one product has for them."""
-    return part.blocked_columns // _unit(part.encoding) <= MOST_UNITS
+    return part.blocked_columns // unit_size(part.encoding) <= MOST_UNITS
 
 
 def unit_scratch(part: Part) -> int:
@@ -337,13 +320,13 @@ def unit_jobs(
 def _slab_bytes(part: Part) -> int:
     """Return the bytes of a spread slab: its weights, and two numbers of each unit."""
     columns = part.blocked_columns
-    return 4 * _SLAB * (columns + 2 * columns // _unit(part.encoding))
+    return 4 * SLAB * (columns + 2 * columns // unit_size(part.encoding))
 
 
 def _share(part: Part) -> int:
     """Return how many slabs a task takes."""
-    slabs = -(-part.rows // _SLAB)
-    return max(1, min(_PANEL_BYTES // _slab_bytes(part), slabs // (_TASKS_PER_THREAD * threads())))
+    _, slabs, _ = slabs_of(part)
+    return panel_rows(slabs, _slab_bytes(part), _PANEL_BYTES, 1)
 
 
 def _by_panels(part: Part, count: int, x: _Activations, place: int, slot: int) -> Job:
@@ -353,8 +336,8 @@ def _by_panels(part: Part, count: int, x: _Activations, place: int, slot: int) -
     words = (
         part.address, part.row_bytes, part.rows, columns // BLOCKS[encoding].elements, x.x,
         x.stride, x.sums, x.sums_stride, count, address(part.out), part.rows * 4, share,
-        _compiled(spread, encoding), place, slot, columns, columns // _unit(encoding),
+        _compiled(spread, encoding), place, slot, columns, columns // unit_size(encoding),
         _slab_bytes(part), slab_blocks(encoding),
     )  # fmt: skip
-    function = _compiled(_many, _alike(encoding), _WIDEST[setup.current().level])
-    return Job(function, -(-part.rows // (_SLAB * share)), words)
+    function = _compiled(_many, alike_units(encoding), _WIDEST[setup.current().level])
+    return Job(function, -(-part.rows // (SLAB * share)), words)

@@ -43,16 +43,19 @@ from larql.kernels.widths import chosen_width
 
 __all__ = [
     "MOST_UNITS",
+    "alike_units",
     "block_room",
+    "has_units",
     "multiply_slab",
     "results_room",
     "slab_blocks",
+    "slab_encoding",
     "slab_room",
     "spread_slab",
     "sum_units",
     "sums_room",
+    "unit_size",
     "unit_tile",
-    "uses_sums",
 ]
 
 MOST_UNITS = 1 << 15  # of a row, where one vector is multiplied
@@ -64,9 +67,9 @@ _SLABS = {form.source: name for name, form in INTERLEAVED.items()}
 _TILES = (12, 8, 6, 4, 2, 1)  # vectors
 
 
-def _unit(encoding: str) -> int:
-    """Return how many weights a unit has."""
-    return GROUP // INTERLEAVED[encoding].units
+def unit_size(encoding: str) -> int:
+    """Return how many weights a unit of rows of an encoding has, interleaved or not."""
+    return GROUP // INTERLEAVED[slab_encoding(encoding)].units
 
 
 def has_units(encoding: str) -> bool:
@@ -75,10 +78,8 @@ def has_units(encoding: str) -> bool:
     Signed bytes need a conversion each, however they are scaled, and are read at the speed of
     memory as `larql.kernels.slab` and `larql.kernels.tile` multiply them.
     """
-    return (
-        slab_encoding(encoding) in INTERLEAVED
-        and INTERLEAVED[slab_encoding(encoding)].quad is not None
-    )
+    form = INTERLEAVED.get(slab_encoding(encoding))
+    return form is not None and form.quad is not None
 
 
 def slab_encoding(encoding: str) -> str:
@@ -86,10 +87,15 @@ def slab_encoding(encoding: str) -> str:
     return _SLABS.get(encoding, encoding)
 
 
-def uses_sums(encoding: str) -> bool:
-    """Return whether the sums of activations have a part in the result."""
-    form = INTERLEAVED[encoding]
-    return form.first != 0 or INTEGERS[form.source].shifted
+def alike_units(encoding: str) -> str:
+    """Return the encoding of slabs that stands for all whose spread slabs are multiplied alike."""
+
+    def kind(name: str) -> tuple[int, int, bool]:
+        form = INTERLEAVED[name]
+        return form.units, form.first, INTEGERS[form.source].shifted
+
+    names = [name for name in INTERLEAVED if has_units(name)]
+    return next(name for name in names if kind(name) == kind(slab_encoding(encoding)))
 
 
 def _added(b: Any, lanes: Sequence[Any]) -> Any:
@@ -102,9 +108,9 @@ def _added(b: Any, lanes: Sequence[Any]) -> Any:
 
 
 def _finished(
-    b: Any, encoding: str, total: Any, added: Any, x: Any | None, scale: Any, shift: Any | None
+    b: Any, encoding: str, total: Any, added: Any, x: Any, scale: Any, shift: Any | None
 ) -> Any:
-    """Emit a result with a unit's part; `x` is the sum of its activations, where that is used."""
+    """Emit a result with a unit's part; `x` is the sum of its activations."""
     first = INTERLEAVED[encoding].first
     if first:
         added = fused(b, constant(added.type, float(first)), x, added)
@@ -151,13 +157,11 @@ def slab_blocks(encoding: str) -> int:
 
 @instruction
 def sum_units(typingctx: Any, variant: Any, x: Any, units: Any, sums: Any) -> Any:
-    """Write the sum of each unit's activations, where the encoding's products use it."""
+    """Write the sum of each unit's activations."""
 
     def emit(context: Any, builder: Any, sig: Any, args: Any) -> Any:
         _, x, units, sums = args
-        b, unit, four = builder, _unit(variant.encoding), ir.VectorType(_FLOAT, _PARTS)
-        if not uses_sums(variant.encoding):
-            return context.get_dummy_value()
+        b, unit, four = builder, unit_size(variant.encoding), ir.VectorType(_FLOAT, _PARTS)
         with cgutils.for_range(b, units, intp=_WORD) as loop:
             at = b.add(x, b.mul(loop.index, _WORD(4 * unit)))
             lanes = read(b, at, four)
@@ -184,9 +188,7 @@ def _add_unit(
         for j, value in enumerate(form.values(rows, p, quad)):
             activation = read(b, offset(b, x, 4 * (_PARTS * quad + j)), _FLOAT)
             lanes[j] = fused(b, value, spread(b, activation), lanes[j])
-    total_x = None
-    if uses_sums(encoding):
-        total_x = spread(b, read(b, offset(b, sums, 4 * u), _FLOAT))
+    total_x = spread(b, read(b, offset(b, sums, 4 * u), _FLOAT))
     added = _added(b, lanes)
     b.store(_finished(b, encoding, b.load(place), added, total_x, scale, shift), place)
 
@@ -199,22 +201,20 @@ def _add_turns(
     `numbers` is the address of memory for those of all units.
     """
     geometry, form = BLOCKS[encoding], INTERLEAVED[encoding]
-    units = geometry.elements // _unit(encoding)
-    for u in range(units):
-        for half, number in enumerate(form.numbers(rows, p, u)):
-            if number is not None:
-                write(b, number, offset(b, numbers, _NUMBERS * (2 * u + half)))
+    units = geometry.elements // unit_size(encoding)
+    shifts = offset(b, numbers, _NUMBERS * units)
+    form.write_numbers(rows, p, units, numbers, shifts)
     each = units // form.turns
     with cgutils.for_range(b, _WORD(form.turns), intp=_WORD) as loop:
         turning = replace(rows, turn=loop.index)
         x = b.add(x, b.mul(loop.index, _WORD(4 * geometry.elements // form.turns)))
         sums = b.add(sums, b.mul(loop.index, _WORD(4 * each)))
-        numbers = b.add(numbers, b.mul(loop.index, _WORD(2 * _NUMBERS * each)))
+        skip = b.mul(loop.index, _WORD(_NUMBERS * each))
         for u in range(each):
-            scale = read(b, offset(b, numbers, 2 * _NUMBERS * u), F32.llvm)
-            shift = None
+            at = offset(b, skip, _NUMBERS * u)
+            scale, shift = read(b, b.add(numbers, at), F32.llvm), None
             if INTEGERS[form.source].shifted:
-                shift = read(b, offset(b, numbers, _NUMBERS * (2 * u + 1)), F32.llvm)
+                shift = read(b, b.add(shifts, at), F32.llvm)
             _add_unit(b, encoding, place, turning, p, x, sums, u, scale, shift)
 
 
@@ -232,7 +232,7 @@ def multiply_slab(
         _, slab, blocks, ahead, x, sums, out = args
         b, rows = builder, Rows(emitter(variant.level, builder))
         geometry, form = BLOCKS[variant.encoding], INTERLEAVED[variant.encoding]
-        size, units = geometry.nbytes * LANES, geometry.elements // _unit(variant.encoding)
+        size, units = geometry.nbytes * LANES, geometry.elements // unit_size(variant.encoding)
         align_stack(b)
         numbers = stack_room(b, 2 * _NUMBERS * units)
         place = cgutils.alloca_once_value(b, read(b, out, F32.llvm))
@@ -264,7 +264,7 @@ def spread_slab(
         b, rows = builder, Rows(emitter(variant.level, builder))
         encoding = variant.encoding
         geometry, form = BLOCKS[encoding], INTERLEAVED[encoding]
-        units = geometry.elements // _unit(encoding)
+        units = geometry.elements // unit_size(encoding)
         with cgutils.for_range(b, blocks, intp=_WORD) as loop:
             p = b.add(slab, b.mul(loop.index, _WORD(geometry.nbytes * LANES)))
             place = b.add(panel, b.mul(loop.index, _WORD(_NUMBERS * geometry.elements)))
@@ -273,10 +273,7 @@ def spread_slab(
                 for j, value in enumerate(form.values(rows, p, quad)):
                     write(b, value, offset(b, place, _NUMBERS * (_PARTS * quad + j)))
             at = b.mul(loop.index, _WORD(_NUMBERS * units))
-            for u in range(units):
-                for number, base in zip(form.numbers(rows, p, u), (scales, shifts), strict=True):
-                    if number is not None:
-                        write(b, number, offset(b, b.add(base, at), _NUMBERS * u))
+            form.write_numbers(rows, p, units, *(b.add(base, at) for base in (scales, shifts)))
         return context.get_dummy_value()
 
     return types.void(variant, *[types.int64] * 5), emit
@@ -290,21 +287,20 @@ def unit_tile(
     """Multiply what :func:`spread_slab` wrote by the next vectors; return how many.
 
     They are as many as the widest tile takes of the `left` ones, at most `variant.columns`; each
-    writes sixteen results. The variant's encoding stands for all that :func:`unit_kind` has alike.
+    writes sixteen results. The variant's encoding stands for all that :func:`alike_units` has
+    alike.
     """
 
     def emit(context: Any, builder: Any, sig: Any, args: Any) -> Any:
         (_, left, panel, scales, shifts, units, steps, x, x_stride, sums, sums_stride, out,
          out_stride) = args  # fmt: skip
         b, encoding = builder, variant.encoding
-        unit, shifted = _unit(encoding), INTEGERS[INTERLEAVED[encoding].source].shifted
+        unit, shifted = unit_size(encoding), INTEGERS[INTERLEAVED[encoding].source].shifted
         zero = constant(F32.llvm, 0.0)
 
         def lane(weights: Any, vectors: Sequence[Any], j: int) -> list[Any]:
             """Emit a loop, lest the compiler load all of a unit before it multiplies."""
             places = [cgutils.alloca_once_value(b, zero) for _ in vectors]
-            for place in places:
-                b.store(zero, place)
             with cgutils.for_range(b, steps, intp=_WORD) as loop:
                 w = b.add(weights, b.mul(loop.index, _WORD(_NUMBERS * _PARTS)))
                 weight = read(b, offset(b, w, _NUMBERS * j), F32.llvm)
@@ -318,8 +314,6 @@ def unit_tile(
             vectors = [b.add(x, b.mul(x_stride, _WORD(c))) for c in range(count)]
             of_vectors = [b.add(sums, b.mul(sums_stride, _WORD(c))) for c in range(count)]
             places = [cgutils.alloca_once_value(b, zero) for _ in range(count)]
-            for place in places:
-                b.store(zero, place)
             with cgutils.for_range(b, units, intp=_WORD) as loop:
                 weights = b.add(panel, b.mul(loop.index, _WORD(_NUMBERS * unit)))
                 at = b.mul(loop.index, _WORD(4 * unit))
@@ -330,10 +324,8 @@ def unit_tile(
                 shift = read(b, b.add(shifts, skip), F32.llvm) if shifted else None
                 skip = b.mul(loop.index, _WORD(4))
                 for c, place in enumerate(places):
-                    added = _added(b, [lane[c] for lane in lanes])
-                    total_x = None
-                    if uses_sums(encoding):
-                        total_x = spread(b, read(b, b.add(of_vectors[c], skip), _FLOAT))
+                    added = _added(b, [sums_of_lane[c] for sums_of_lane in lanes])
+                    total_x = spread(b, read(b, b.add(of_vectors[c], skip), _FLOAT))
                     total = _finished(b, encoding, b.load(place), added, total_x, scale, shift)
                     b.store(total, place)
             for c, place in enumerate(places):

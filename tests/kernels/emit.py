@@ -70,7 +70,7 @@ from larql.kernels.encodings import BLOCKS  # noqa: E402
 from larql.kernels.integers import INTEGERS  # noqa: E402
 from larql.kernels.interleaved import INTERLEAVED  # noqa: E402
 from larql.kernels.jit import Variant, compiled_address  # noqa: E402
-from larql.kernels.unit_slab import has_units  # noqa: E402
+from larql.kernels.unit_slab import alike_units, has_units  # noqa: E402
 
 KERNELS = Path(setup.__file__).parent
 # Kernels whose variant says more than the level; the others are found by their parameters.
@@ -126,7 +126,7 @@ def compile_all(found: dict[str, Any]) -> None:
         if has_units(encoding):
             for function in UNITED:
                 unit_product._compiled(function, encoding)
-            alike = unit_product._alike(encoding)
+            alike = alike_units(encoding)
             unit_product._compiled(unit_product._prepare, alike)
             width = unit_product._WIDEST[setup.current().level]
             unit_product._compiled(unit_product._many, alike, width)
