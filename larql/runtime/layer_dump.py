@@ -113,7 +113,8 @@ def dump_layers(
     """
     plan = run.prepared.plan
     check_tokens(tokens, plan.component.embed.vocab)
-    identity = {key: run.provenance(tokens, len(tokens))[key] for key in _IDENTITY}
+    said = run.provenance(tokens, len(tokens))
+    identity = {key: said[key] for key in _IDENTITY}
     identity["sites"] = sites
     stood = _names(directory)
     planes = _open_directory(directory, identity, resume)

@@ -12,15 +12,12 @@ __all__ = ["resident", "trim"]
 def resident() -> dict[str, object]:
     """Return the memory of this process, in bytes; nothing where the system does not tell.
 
-    Free memory of the heap, some rows of logits, is given back first.
-
     Returns
     -------
     dict
         ``resident_bytes``; ``resident_file_bytes``, the part of them that is mapped from files
         and can be dropped; ``peak_resident_bytes``, the most so far.
     """
-    trim()
     try:
         found = memory({})
     except OSError:

@@ -16,7 +16,7 @@ from larql.runtime.backends.registry import make_backend
 from larql.runtime.expert_access import EVERYTHING, ExpertAccess
 from larql.runtime.observer import SessionObserver
 from larql.runtime.prepared import PreparedOperands, prepare
-from larql.runtime.resident import resident
+from larql.runtime.resident import resident, trim
 from larql.runtime.routes import LeftOut, told
 from larql.runtime.session import Session
 from larql.runtime.slices import ExecutionSlice, slice_of
@@ -153,6 +153,7 @@ class Run:
         """Return what a sidecar says of numbers made from ``tokens``."""
         plan, backend = self.prepared.plan, self.prepared.backend
         rope_list = plan.rope_list(context)
+        trim()  # some rows of logits that were freed would decide what is told of memory
         return {
             "container": {
                 "fingerprint": self.container.fingerprint,
